@@ -1,0 +1,282 @@
+"""The one error tree.
+
+::
+
+    SessiondError
+    ├── InvalidInputError          the caller sent something that can never work
+    │   ├── InvalidSessionIdError
+    │   ├── InvalidTenantError
+    │   ├── NothingToSuspendError
+    │   └── ConfigurationError
+    ├── NotFoundError
+    │   ├── SessionNotFoundError
+    │   ├── OperationNotFoundError
+    │   ├── EngineNotFoundError
+    │   └── SnapshotNotFoundError
+    ├── ConflictError              a moment later, or after another call, it may work
+    │   ├── SessionExistsError
+    │   ├── TurnInFlightError
+    │   ├── OperationInProgressError
+    │   └── GenerationExistsError
+    ├── UnauthorizedError
+    ├── UnavailableError           something that sessiond needs is not there now
+    │   ├── NoEngineError
+    │   ├── EngineUnreachableError
+    │   ├── EngineWithoutConnectorError
+    │   ├── EngineRefusedError
+    │   ├── DeadlineExceededError
+    │   └── RegistryUnavailableError
+    ├── UnsupportedEngineError     raised at start, never later
+    ├── TicketError
+    │   ├── TicketMalformedError
+    │   ├── TicketForgedError
+    │   └── TicketExpiredError
+    └── StoreError
+        ├── StoreInsecureError
+        ├── StoreVersionError
+        ├── StoreCorruptError
+        ├── StoreKeyError
+        └── StoreFullError
+
+Each class has a stable ``code``; its docstring is the default message. Edges translate the
+code (HTTP status, exit status) and a test proves that their tables know every class.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class SessiondError(Exception):
+    """sessiond failed."""
+
+    code: ClassVar[str] = "internal_error"
+    retryable: ClassVar[bool] = False
+    hint: ClassVar[str] = ""
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or (type(self).__doc__ or type(self).code).strip())
+
+    @property
+    def message(self) -> str:
+        """One sentence for a person."""
+        return str(self.args[0])
+
+
+class InvalidInputError(SessiondError):
+    """The request is not valid."""
+
+    code = "invalid_input"
+
+
+class InvalidSessionIdError(InvalidInputError):
+    """The session id is not valid."""
+
+    code = "invalid_session_id"
+    hint = "Use 1 to 64 letters, digits, '_' or '-', beginning with a letter or digit."
+
+
+class InvalidTenantError(InvalidInputError):
+    """The tenant name is not valid."""
+
+    code = "invalid_tenant"
+    hint = "Use 1 to 64 letters, digits, '_' or '-', beginning with a letter or digit."
+
+
+class NothingToSuspendError(InvalidInputError):
+    """The session has no whole block of KV to suspend."""
+
+    code = "nothing_to_suspend"
+    hint = "A suspend needs a finished ticketed turn of at least one chunk of tokens."
+
+
+class ConfigurationError(InvalidInputError):
+    """The configuration is not valid."""
+
+    code = "invalid_configuration"
+
+
+class NotFoundError(SessiondError):
+    """There is no such thing."""
+
+    code = "not_found"
+
+
+class SessionNotFoundError(NotFoundError):
+    """There is no such session."""
+
+    code = "session_not_found"
+
+
+class OperationNotFoundError(NotFoundError):
+    """There is no such operation."""
+
+    code = "operation_not_found"
+
+
+class EngineNotFoundError(NotFoundError):
+    """There is no such engine."""
+
+    code = "engine_not_found"
+
+
+class SnapshotNotFoundError(NotFoundError):
+    """The session has no such snapshot."""
+
+    code = "snapshot_not_found"
+
+
+class ConflictError(SessiondError):
+    """The request does not fit the present state."""
+
+    code = "conflict"
+    retryable = True
+
+
+class SessionExistsError(ConflictError):
+    """A session with this id exists already."""
+
+    code = "session_exists"
+    retryable = False
+
+
+class TurnInFlightError(ConflictError):
+    """A turn of the session is running."""
+
+    code = "turn_in_flight"
+    hint = "Wait for the turn to end, then suspend."
+
+
+class OperationInProgressError(ConflictError):
+    """Another operation holds the session."""
+
+    code = "operation_in_progress"
+    hint = "Wait for the operation to end, or for its lease to run out."
+
+
+class GenerationExistsError(ConflictError):
+    """A snapshot of this generation exists already."""
+
+    code = "generation_exists"
+
+
+class UnauthorizedError(SessiondError):
+    """The call carries no valid token."""
+
+    code = "unauthorized"
+    hint = "Send 'Authorization: Bearer TOKEN' with a token from the configuration."
+
+
+class UnavailableError(SessiondError):
+    """Something that sessiond needs is not available."""
+
+    code = "unavailable"
+    retryable = True
+
+
+class NoEngineError(UnavailableError):
+    """No engine is running."""
+
+    code = "no_engine"
+    hint = "Start one with 'sessiond engine MODEL'; the session stays as it is."
+
+
+class EngineUnreachableError(UnavailableError):
+    """The engine does not answer."""
+
+    code = "engine_unreachable"
+
+
+class EngineWithoutConnectorError(UnavailableError):
+    """The vLLM server answers, but it does not load sessiond's connector."""
+
+    code = "engine_without_connector"
+    retryable = False
+    hint = "Start it with 'sessiond engine', or add what 'sessiond engine MODEL --print' shows."
+
+
+class EngineRefusedError(UnavailableError):
+    """The engine refused the request."""
+
+    code = "engine_refused"
+
+
+class DeadlineExceededError(UnavailableError):
+    """The engine did not finish in time."""
+
+    code = "deadline_exceeded"
+
+
+class RegistryUnavailableError(UnavailableError):
+    """The registry's database does not answer."""
+
+    code = "registry_unavailable"
+
+
+class UnsupportedEngineError(SessiondError):
+    """This engine cannot be used with sessiond."""
+
+    code = "unsupported_engine"
+
+
+class TicketError(SessiondError):
+    """The ticket is not valid."""
+
+    code = "ticket_invalid"
+
+
+class TicketMalformedError(TicketError):
+    """The ticket cannot be read."""
+
+    code = "ticket_malformed"
+
+
+class TicketForgedError(TicketError):
+    """The ticket was not signed with this store's key."""
+
+    code = "ticket_forged"
+
+
+class TicketExpiredError(TicketError):
+    """The ticket is not valid at this time."""
+
+    code = "ticket_expired"
+
+
+class StoreError(SessiondError):
+    """The store failed."""
+
+    code = "store_error"
+
+
+class StoreInsecureError(StoreError):
+    """Others than the owner can reach the store root."""
+
+    code = "store_insecure"
+    hint = "chmod 700 the store root and run sessiond and the engine as its owner."
+
+
+class StoreVersionError(StoreError):
+    """The store was written by a version that this one cannot read."""
+
+    code = "store_version"
+
+
+class StoreCorruptError(StoreError):
+    """A file of the store is damaged."""
+
+    code = "snapshot_corrupt"
+
+
+class StoreKeyError(StoreError):
+    """A file of the store was sealed with another key."""
+
+    code = "store_key"
+    hint = "Give sessiond and every engine the same key file."
+
+
+class StoreFullError(StoreError):
+    """The store has no room left."""
+
+    code = "store_full"
+    retryable = True

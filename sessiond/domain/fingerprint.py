@@ -1,0 +1,125 @@
+"""The facts that must match before KV bytes may be used again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sessiond.domain.canonical import JsonValue, json_digest
+from sessiond.domain.reasons import Cause, Reason
+
+#: Raised whenever the meaning of stored KV bytes changes.
+CONNECTOR_FORMAT = 1
+
+
+class FieldClass(StrEnum):
+    """What a mismatch of a field means."""
+
+    BYTES = "bytes"  #: never load
+    PROMPT = "prompt"  #: no prefetch; the next turn's own tokens decide by prefix
+    ADVISORY = "advisory"  #: load, and record
+
+
+@dataclass(frozen=True)
+class _Field:
+    field_class: FieldClass
+    reason: Reason
+
+
+_BYTES, _PROMPT, _ADVISORY = FieldClass.BYTES, FieldClass.PROMPT, FieldClass.ADVISORY
+
+#: Every field that an engine reports. One that is not listed counts as ``bytes``.
+FIELDS: Mapping[str, _Field] = {
+    "weights_digest": _Field(_BYTES, Reason.WEIGHTS_MISMATCH),
+    "model_config_digest": _Field(_BYTES, Reason.MODEL_CONFIG_MISMATCH),
+    "quantization": _Field(_BYTES, Reason.QUANTIZATION_MISMATCH),
+    "model_dtype": _Field(_BYTES, Reason.MODEL_DTYPE_MISMATCH),
+    "kv_dtype": _Field(_BYTES, Reason.KV_DTYPE_MISMATCH),
+    "kv_groups": _Field(_BYTES, Reason.KV_GROUPS_MISMATCH),
+    "kv_layout": _Field(_BYTES, Reason.KV_LAYOUT_MISMATCH),
+    "chunk_tokens": _Field(_BYTES, Reason.CHUNK_SIZE_MISMATCH),
+    "chunk_bytes": _Field(_BYTES, Reason.CHUNK_SIZE_MISMATCH),
+    "model_runner": _Field(_BYTES, Reason.MODEL_RUNNER_MISMATCH),
+    "parallel": _Field(_BYTES, Reason.PARALLEL_MISMATCH),
+    "connector_format": _Field(_BYTES, Reason.FORMAT_MISMATCH),
+    "vllm_minor": _Field(_BYTES, Reason.VLLM_VERSION_MISMATCH),
+    "tokenizer_digest": _Field(_PROMPT, Reason.TOKENIZER_MISMATCH),
+    "chat_template_digest": _Field(_PROMPT, Reason.CHAT_TEMPLATE_MISMATCH),
+    "vllm_version": _Field(_ADVISORY, Reason.VLLM_VERSION_MISMATCH),
+    "torch_version": _Field(_ADVISORY, Reason.UNKNOWN_FIELD_MISMATCH),
+    "platform": _Field(_ADVISORY, Reason.UNKNOWN_FIELD_MISMATCH),
+    "hash_scheme": _Field(_ADVISORY, Reason.UNKNOWN_FIELD_MISMATCH),
+    "sessiond_version": _Field(_ADVISORY, Reason.UNKNOWN_FIELD_MISMATCH),
+}
+_UNKNOWN = _Field(_BYTES, Reason.UNKNOWN_FIELD_MISMATCH)
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Named facts about an engine, as JSON values."""
+
+    fields: Mapping[str, JsonValue]
+
+    def digest(self, field_class: FieldClass) -> bytes:
+        """Return the SHA-256 of the fields of one class, names included: 32 bytes."""
+        return json_digest(
+            {
+                name: value
+                for name, value in self.fields.items()
+                if _field(name).field_class is field_class
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """One field that differs, or that one side lacks (then its value is ``None``)."""
+
+    field: str
+    field_class: FieldClass
+    cause: Cause
+
+
+def compare(stored: Fingerprint, live: Fingerprint) -> list[Mismatch]:
+    """Return every field in which the two differ, ``bytes`` fields first, in a fixed order."""
+    names = sorted(
+        {*stored.fields, *live.fields},
+        key=lambda name: (list(FieldClass).index(_field(name).field_class), _rank(name), name),
+    )
+    return [_mismatch(name, stored, live) for name in names if _differs(name, stored, live)]
+
+
+def causes(mismatches: list[Mismatch], field_class: FieldClass) -> list[Cause]:
+    """Return the causes of the mismatches of one class."""
+    return [mismatch.cause for mismatch in mismatches if mismatch.field_class is field_class]
+
+
+def _field(name: str) -> _Field:
+    return FIELDS.get(name, _UNKNOWN)
+
+
+def _rank(name: str) -> int:
+    return list(FIELDS).index(name) if name in FIELDS else len(FIELDS)
+
+
+def _differs(name: str, stored: Fingerprint, live: Fingerprint) -> bool:
+    if name not in stored.fields or name not in live.fields:
+        return True
+    # By canonical form, so that True and 1, or 1 and 1.0, are not taken for the same.
+    return json_digest(stored.fields[name]) != json_digest(live.fields[name])
+
+
+def _mismatch(name: str, stored: Fingerprint, live: Fingerprint) -> Mismatch:
+    field = _field(name)
+    lacking = name not in stored.fields or name not in live.fields
+    return Mismatch(
+        field=name,
+        field_class=field.field_class,
+        cause=Cause(
+            reason=Reason.UNKNOWN_FIELD_MISMATCH if lacking else field.reason,
+            detail=name,
+            stored=stored.fields.get(name),
+            live=live.fields.get(name),
+        ),
+    )

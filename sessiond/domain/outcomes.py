@@ -1,0 +1,46 @@
+"""What really happened in a suspend or a resume."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sessiond.domain.ids import EngineId
+from sessiond.domain.reasons import Cause
+from sessiond.domain.snapshot import SnapshotSummary
+
+
+class Outcome(StrEnum):
+    """The five ends of a resume."""
+
+    WARM = "warm"  #: the KV was still in the engine
+    RESTORED = "restored"
+    PARTIAL = "partial"
+    RECOMPUTED = "recomputed"  #: nothing was loaded; the next turn computes its prompt
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class SuspendReport:
+    """The answer to a suspend."""
+
+    snapshot: SnapshotSummary
+    rounds: int
+    missing_tokens: int  #: of the head's whole chunks, not in the snapshot
+    causes: tuple[Cause, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class ResumeReport:
+    """The answer to a resume. ``tokens_restored`` counts VRAM, RAM and disk together."""
+
+    outcome: Outcome
+    causes: tuple[Cause, ...]
+    engine_id: EngineId
+    generation: int
+    tokens_total: int
+    tokens_restorable: int
+    tokens_restored: int
+    disk_tokens: int
+    seconds: float

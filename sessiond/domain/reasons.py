@@ -1,0 +1,248 @@
+"""Why KV was not kept, or not used again: one closed list.
+
+The same codes appear in REST answers, in the CLI, in logs and in metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sessiond.domain.canonical import JsonValue
+
+
+class Reason(StrEnum):
+    """A stable code for one cause."""
+
+    # The fingerprint's bytes class: these KV bytes mean something else in this engine.
+    WEIGHTS_MISMATCH = "weights_mismatch"
+    REVISION_MISMATCH = "revision_mismatch"
+    MODEL_CONFIG_MISMATCH = "model_config_mismatch"
+    QUANTIZATION_MISMATCH = "quantization_mismatch"
+    ADAPTER_MISMATCH = "adapter_mismatch"
+    MODEL_DTYPE_MISMATCH = "model_dtype_mismatch"
+    KV_DTYPE_MISMATCH = "kv_dtype_mismatch"
+    KV_SCALES_MISMATCH = "kv_scales_mismatch"
+    KV_GROUPS_MISMATCH = "kv_groups_mismatch"
+    KV_LAYOUT_MISMATCH = "kv_layout_mismatch"
+    CHUNK_SIZE_MISMATCH = "chunk_size_mismatch"
+    MODEL_RUNNER_MISMATCH = "model_runner_mismatch"
+    ATTENTION_BACKEND_MISMATCH = "attention_backend_mismatch"
+    PARALLEL_MISMATCH = "parallel_mismatch"
+    SPECULATION_MISMATCH = "speculation_mismatch"
+    FORMAT_MISMATCH = "format_mismatch"
+    VLLM_VERSION_MISMATCH = "vllm_version_mismatch"
+    UNKNOWN_FIELD_MISMATCH = "unknown_field_mismatch"
+    # The prompt class: token ids may no longer mean the same text.
+    TOKENIZER_MISMATCH = "tokenizer_mismatch"
+    CHAT_TEMPLATE_MISMATCH = "chat_template_mismatch"
+    # The snapshot itself.
+    NO_SNAPSHOT = "no_snapshot"
+    SNAPSHOT_CORRUPT = "snapshot_corrupt"
+    SNAPSHOT_MISSING = "snapshot_missing"
+    SNAPSHOT_KEY_MISMATCH = "snapshot_key_mismatch"
+    SESSION_DELETED = "session_deleted"
+    DIVERGED = "diverged"
+    # The engine and its surroundings.
+    KV_EVICTED = "kv_evicted"
+    RAM_TIER_TOO_SMALL = "ram_tier_too_small"
+    RAM_TIER_BUSY = "ram_tier_busy"
+    STORE_FULL = "store_full"
+    STORE_FAILED = "store_failed"
+    MOVER_FAILED = "mover_failed"
+    DEADLINE = "deadline"
+    TURN_IN_FLIGHT = "turn_in_flight"
+    HEAD_STALE = "head_stale"
+    ABORTED = "aborted"
+    TIER_OFF = "tier_off"
+    TICKET_INVALID = "ticket_invalid"
+    GENERATION_EXISTS = "generation_exists"
+    NOT_CONFIRMED = "not_confirmed"
+    INTERNAL_ERROR = "internal_error"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a reason means and what an operator can do."""
+
+    sentence: str
+    hint: str
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A reason in one case, with the two values that differ where there are two."""
+
+    reason: Reason
+    detail: str = ""
+    stored: JsonValue = None
+    live: JsonValue = None
+
+    def as_json(self) -> dict[str, JsonValue]:
+        """Return the form used in REST answers, in the CLI and between processes."""
+        explanation = EXPLANATIONS[self.reason]
+        shown: dict[str, JsonValue] = {
+            "reason": self.reason.value,
+            "sentence": explanation.sentence,
+            "hint": explanation.hint,
+        }
+        if self.detail:
+            shown["detail"] = self.detail
+        if self.stored is not None or self.live is not None:
+            shown["stored"] = self.stored
+            shown["live"] = self.live
+        return shown
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, JsonValue]) -> Cause:
+        """Read what :meth:`as_json` wrote; an unknown reason becomes ``internal_error``."""
+        code = str(value.get("reason"))
+        known = code in Reason.__members__.values()
+        return cls(
+            reason=Reason(code) if known else Reason.INTERNAL_ERROR,
+            detail=str(value.get("detail") or ("" if known else code)),
+            stored=value.get("stored"),
+            live=value.get("live"),
+        )
+
+
+_OTHER_ENGINE = "Resume on an engine with the stored value, or let the context be recomputed."
+
+EXPLANATIONS: Mapping[Reason, Explanation] = {
+    Reason.WEIGHTS_MISMATCH: Explanation(
+        "The model's weights are not the ones that computed the snapshot.",
+        "Serve the old weights again to use it, or purge the snapshots of the old ones.",
+    ),
+    Reason.REVISION_MISMATCH: Explanation(
+        "The model's revision is not the one that computed the snapshot.", _OTHER_ENGINE
+    ),
+    Reason.MODEL_CONFIG_MISMATCH: Explanation(
+        "The model's configuration (rope, windows, heads, layers) differs.", _OTHER_ENGINE
+    ),
+    Reason.QUANTIZATION_MISMATCH: Explanation(
+        "The weights are quantized in another way.", _OTHER_ENGINE
+    ),
+    Reason.ADAPTER_MISMATCH: Explanation(
+        "The LoRA adapter is not the one that computed the snapshot.", _OTHER_ENGINE
+    ),
+    Reason.MODEL_DTYPE_MISMATCH: Explanation(
+        "The engine computes in another data type.", "Start the engine with the stored --dtype."
+    ),
+    Reason.KV_DTYPE_MISMATCH: Explanation(
+        "The engine keeps KV in another data type.",
+        "Start the engine with the stored --kv-cache-dtype.",
+    ),
+    Reason.KV_SCALES_MISMATCH: Explanation("The scales of the FP8 KV cache differ.", _OTHER_ENGINE),
+    Reason.KV_GROUPS_MISMATCH: Explanation(
+        "The KV groups (kind, layers, block or page size) differ.",
+        "Start the engine with the stored --block-size.",
+    ),
+    Reason.KV_LAYOUT_MISMATCH: Explanation("KV lies in memory in another layout.", _OTHER_ENGINE),
+    Reason.CHUNK_SIZE_MISMATCH: Explanation(
+        "The engine moves KV in chunks of another size.",
+        "Start the engine with the stored --chunk-tokens.",
+    ),
+    Reason.MODEL_RUNNER_MISMATCH: Explanation(
+        "The engine uses another model runner.", _OTHER_ENGINE
+    ),
+    Reason.ATTENTION_BACKEND_MISMATCH: Explanation(
+        "The engine uses an attention backend with another layout.", _OTHER_ENGINE
+    ),
+    Reason.PARALLEL_MISMATCH: Explanation(
+        "The engine splits the model over another number of ranks.", _OTHER_ENGINE
+    ),
+    Reason.SPECULATION_MISMATCH: Explanation(
+        "The speculative decoding configuration differs.", _OTHER_ENGINE
+    ),
+    Reason.FORMAT_MISMATCH: Explanation(
+        "The snapshot has another connector format.",
+        "Use the sessiond version that wrote it, or let the context be recomputed.",
+    ),
+    Reason.VLLM_VERSION_MISMATCH: Explanation(
+        "The vLLM version is outside the range that was tested together.", _OTHER_ENGINE
+    ),
+    Reason.UNKNOWN_FIELD_MISMATCH: Explanation(
+        "One side has a fingerprint field that the other does not know.",
+        "Run the same sessiond version on both sides.",
+    ),
+    Reason.TOKENIZER_MISMATCH: Explanation(
+        "The tokenizer differs: the same text may give other tokens.",
+        "The next turn's own tokens decide how much of the snapshot is used.",
+    ),
+    Reason.CHAT_TEMPLATE_MISMATCH: Explanation(
+        "The chat template differs: the same messages may give other tokens.",
+        "The next turn's own tokens decide how much of the snapshot is used.",
+    ),
+    Reason.NO_SNAPSHOT: Explanation(
+        "The session has no snapshot.", "Suspend it after its next turn."
+    ),
+    Reason.SNAPSHOT_CORRUPT: Explanation(
+        "Bytes of the snapshot do not match their checksum.",
+        "Check the disk; the next suspend writes a fresh snapshot.",
+    ),
+    Reason.SNAPSHOT_MISSING: Explanation(
+        "A file of the snapshot is gone.", "Check who else removes files below the store root."
+    ),
+    Reason.SNAPSHOT_KEY_MISMATCH: Explanation(
+        "The snapshot was sealed with another key.",
+        "Give sessiond and every engine the same key file.",
+    ),
+    Reason.SESSION_DELETED: Explanation(
+        "The session was deleted meanwhile.", "Nothing is left to do; its bytes are gone."
+    ),
+    Reason.DIVERGED: Explanation(
+        "The prompt differs from the stored context at some token.",
+        "Keep the beginning of the conversation unchanged to use more of it.",
+    ),
+    Reason.KV_EVICTED: Explanation(
+        "Part of the KV was evicted from VRAM and RAM before it was needed.",
+        "Suspend earlier, or give the engine more KV space or a larger RAM tier.",
+    ),
+    Reason.RAM_TIER_TOO_SMALL: Explanation(
+        "The RAM tier holds fewer chunks than the context has.",
+        "Start the engine with a larger --ram-tier-bytes.",
+    ),
+    Reason.RAM_TIER_BUSY: Explanation(
+        "The RAM tier had no free room while other sessions were moved.",
+        "Try again, or start the engine with a larger --ram-tier-bytes.",
+    ),
+    Reason.STORE_FULL: Explanation(
+        "The store's file system has no room left.", "Purge snapshots or free disk space."
+    ),
+    Reason.STORE_FAILED: Explanation(
+        "Writing or reading the store failed.", "See the engine's log for the system's error."
+    ),
+    Reason.MOVER_FAILED: Explanation(
+        "The process that moves bytes ended or hung, and was replaced.",
+        "See the engine's log; nothing half was kept or used.",
+    ),
+    Reason.DEADLINE: Explanation(
+        "It took longer than its deadline.", "Check the disk, or raise the deadline."
+    ),
+    Reason.TURN_IN_FLIGHT: Explanation(
+        "A turn of the session is running.", "Wait for the turn to end."
+    ),
+    Reason.HEAD_STALE: Explanation(
+        "The session took another turn since the suspend was prepared.", "Repeat the suspend."
+    ),
+    Reason.ABORTED: Explanation("The request was aborted before its end.", "Repeat the call."),
+    Reason.TIER_OFF: Explanation(
+        "The snapshot tier is off: the engine's weights or caches may have changed.",
+        "Restart the engine.",
+    ),
+    Reason.TICKET_INVALID: Explanation(
+        "The request's ticket is not valid for this engine.", "Ask sessiond for a fresh ticket."
+    ),
+    Reason.GENERATION_EXISTS: Explanation(
+        "A snapshot of this generation exists already.", "Repeat the suspend."
+    ),
+    Reason.NOT_CONFIRMED: Explanation(
+        "The engine did not confirm that the restored KV was used.",
+        "See the engine's log; the context counts as recomputed.",
+    ),
+    Reason.INTERNAL_ERROR: Explanation(
+        "sessiond's own code failed; the engine went on without it.",
+        "Report it with the engine's log.",
+    ),
+}

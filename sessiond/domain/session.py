@@ -1,0 +1,110 @@
+"""Sessions, their derived states, and the operations on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sessiond.domain.canonical import JsonValue
+from sessiond.domain.ids import OperationId, SessionId, TenantId
+from sessiond.domain.snapshot import SnapshotSummary
+
+
+@dataclass(frozen=True)
+class Session:
+    """One agent conversation, named by its tenant."""
+
+    tenant: TenantId
+    session_id: SessionId
+    model: str  #: the model that it is for; empty means whichever engine serves
+    created_unix_s: float
+    updated_unix_s: float
+    idle_timeout_s: float | None  #: ``None``: the configured default
+    pinned: bool
+    deleted: bool
+    snapshot: SnapshotSummary | None  #: the newest one
+    resumed_on: str  #: the engine that the newest operation, a resume, filled; else empty
+    last_outcome: str  #: of the newest resume; empty before the first
+    last_reason: str
+
+
+class SessionState(StrEnum):
+    """Derived, never stored."""
+
+    RUNNING = "running"  #: a turn is in flight
+    ACTIVE = "active"  #: KV is believed to be in a live engine
+    SUSPENDED = "suspended"  #: the newest snapshot covers the head
+    COLD = "cold"  #: neither
+    DELETED = "deleted"
+
+
+@dataclass(frozen=True)
+class Presence:
+    """What the newest head of a live engine says of a session."""
+
+    engine_id: str
+    turns_in_flight: int
+    head_tokens: int  #: of the newest head; 0 without one
+    whole_chunk_tokens: int  #: of them, in whole chunks
+    head_digest: str
+    idle_since_unix_s: float
+
+
+def derive_state(session: Session, presence: Presence | None) -> SessionState:
+    """Return the session's state; *presence* is ``None`` if no live engine knows it."""
+    if session.deleted:
+        return SessionState.DELETED
+    if presence is None:
+        return SessionState.SUSPENDED if session.snapshot else SessionState.COLD
+    if presence.turns_in_flight:
+        return SessionState.RUNNING
+    if session.resumed_on == presence.engine_id:
+        return SessionState.ACTIVE
+    snapshot = session.snapshot
+    if snapshot and snapshot.tokens_restorable >= presence.whole_chunk_tokens:
+        return SessionState.SUSPENDED
+    return SessionState.ACTIVE
+
+
+class OperationKind(StrEnum):
+    """The long calls."""
+
+    SUSPEND = "suspend"
+    RESUME = "resume"
+    DELETE = "delete"
+
+
+class OperationStatus(StrEnum):
+    """How far an operation is."""
+
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A long call, held by one daemon through a lease."""
+
+    operation_id: OperationId
+    tenant: TenantId
+    session_id: SessionId
+    kind: OperationKind
+    status: OperationStatus
+    owner: str
+    lease_until_unix_s: float
+    created_unix_s: float
+    finished_unix_s: float | None
+    result: dict[str, JsonValue] | None  #: the report, or the problem of a failed one
+
+
+@dataclass(frozen=True)
+class Event:
+    """One line of a session's audit trail."""
+
+    event_id: int
+    tenant: TenantId
+    session_id: SessionId
+    kind: str
+    at_unix_s: float
+    detail: dict[str, JsonValue]

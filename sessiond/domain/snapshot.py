@@ -1,0 +1,94 @@
+"""Snapshots: immutable, committed lists of the chunks of one session at one moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sessiond.domain.fingerprint import FieldClass, Fingerprint
+from sessiond.domain.ids import SegmentId, SessionId, TenantId
+from sessiond.domain.tokens import TokenIds
+
+
+@dataclass(frozen=True)
+class ChunkRecord:
+    """Where one chunk lies and how to prove its bytes."""
+
+    group: int
+    start_token: int
+    end_token: int
+    segment_id: SegmentId
+    offset_bytes: int
+    stored_bytes: int
+    raw_bytes: int
+    codec: int  #: see ``sessiond.store.codecs``
+    checksum: bytes  #: 16 bytes, over raw bytes, position, token chain and fingerprint digest
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One snapshot.
+
+    ``chunks`` are gapless from token 0 in every group; ``tokens`` is the whole head, of which
+    ``restorable_tokens`` are covered by chunks.
+    """
+
+    tenant: TenantId
+    session: SessionId
+    generation: int
+    parent_generation: int  #: 0 where there is none
+    engine_id: str
+    adapter_digest: str  #: empty without an adapter
+    created_unix_s: float
+    fingerprint: Fingerprint
+    chunk_tokens: int
+    tokens: TokenIds[int]
+    chunks: tuple[ChunkRecord, ...]
+    #: Segment id to wrapped data key; empty without encryption (the field is part of format 1).
+    wrapped_keys: tuple[tuple[str, bytes], ...] = ()
+
+    @property
+    def restorable_tokens(self) -> int:
+        """Tokens that the chunks cover in every group."""
+        ends: dict[int, int] = {}
+        for chunk in self.chunks:
+            ends[chunk.group] = max(ends.get(chunk.group, 0), chunk.end_token)
+        return min(ends.values(), default=0)
+
+    @property
+    def bytes_digest(self) -> bytes:
+        """The digest of the fingerprint's ``bytes`` class: 32 bytes."""
+        return self.fingerprint.digest(FieldClass.BYTES)
+
+    @property
+    def raw_bytes(self) -> int:
+        """KV bytes that the chunks hold when decoded."""
+        return sum(chunk.raw_bytes for chunk in self.chunks)
+
+    @property
+    def stored_bytes(self) -> int:
+        """KV bytes as they lie on disk."""
+        return sum(chunk.stored_bytes for chunk in self.chunks)
+
+    @property
+    def segment_ids(self) -> frozenset[SegmentId]:
+        """The segments that this snapshot keeps alive."""
+        return frozenset(chunk.segment_id for chunk in self.chunks)
+
+
+@dataclass(frozen=True)
+class SnapshotSummary:
+    """What the registry and the interfaces tell of a snapshot."""
+
+    generation: int
+    parent_generation: int
+    created_unix_s: float
+    tokens_total: int
+    tokens_restorable: int
+    chunks: int
+    raw_bytes: int
+    stored_bytes: int
+    new_bytes: int  #: stored by this suspend
+    shared_bytes: int  #: taken over from earlier snapshots
+    seconds: float
+    engine_id: str
+    model: str

@@ -1,0 +1,120 @@
+"""Tickets: short-lived signed permits for what one request may store or load.
+
+Form: ``v1.PAYLOAD.MAC``, both base64url without padding. PAYLOAD is the canonical JSON of the
+ticket's fields; MAC is HMAC-SHA256 over ``sessiond ticket v1``, a NUL and PAYLOAD's bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import json
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
+
+from sessiond.domain.canonical import canonical_json
+from sessiond.domain.errors import (
+    TicketExpiredError,
+    TicketForgedError,
+    TicketMalformedError,
+)
+
+#: Clocks of the two processes may differ by this much.
+CLOCK_SLACK_S = 30
+#: A ticket longer than this is not looked at.
+MAX_TICKET_CHARS = 4096
+#: The key of a ticket inside vLLM's ``kv_transfer_params``, and of our part of the answer.
+TICKET_PARAM = "sessiond_ticket"
+ANSWER_PARAM = "sessiond"
+
+_TAG = b"sessiond ticket v1\0"
+_VERSION = "v1"
+
+
+class TicketOp(StrEnum):
+    """What a ticketed request is for."""
+
+    TURN = "turn"  #: a model call of the session; its head is recorded
+    SUSPEND = "suspend"  #: hand the head's KV to the store
+    COMMIT = "commit"  #: held until the suspend of the same operation has settled
+    RESUME = "resume"  #: bring a snapshot's KV into the engine
+    OUTCOME = "outcome"  #: held until the resume of the same operation has settled
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """One permit."""
+
+    op: TicketOp
+    tenant: str
+    session: str
+    engine_id: str
+    operation_id: str  #: ties a suspend to its commit and a resume to its outcome
+    generation: int  #: written by a suspend, loaded by a turn or resume; 0 forbids loading
+    salt_hash: str
+    head_digest: str = ""  #: of the head that a suspend stores
+    head_tokens: int = 0
+    not_before_unix_s: int = 0
+    expires_unix_s: int = 0
+
+
+def sign(ticket: Ticket, key: bytes) -> str:
+    """Return the ticket in its text form."""
+    payload = canonical_json({**asdict(ticket), "op": ticket.op.value})
+    return f"{_VERSION}.{_encode(payload)}.{_encode(_mac(payload, key))}"
+
+
+def verify(text: str, key: bytes, now_unix_s: float) -> Ticket:
+    """Return the ticket that *text* holds.
+
+    :raises TicketMalformedError: *text* has no ticket's form.
+    :raises TicketForgedError: it was signed with another key, or changed.
+    :raises TicketExpiredError: it is not valid at *now_unix_s*, with 30 s of slack.
+    """
+    payload, mac = _split(text)
+    if not hmac.compare_digest(mac, _mac(payload, key)):
+        raise TicketForgedError
+    ticket = _parse(payload)
+    early = now_unix_s < ticket.not_before_unix_s - CLOCK_SLACK_S
+    late = now_unix_s > ticket.expires_unix_s + CLOCK_SLACK_S
+    if early or late:
+        raise TicketExpiredError
+    return ticket
+
+
+def _split(text: str) -> tuple[bytes, bytes]:
+    parts = text.split(".")
+    if len(text) > MAX_TICKET_CHARS or len(parts) != 3 or parts[0] != _VERSION:
+        raise TicketMalformedError
+    try:
+        return _decode(parts[1]), _decode(parts[2])
+    except (binascii.Error, ValueError) as error:
+        raise TicketMalformedError from error
+
+
+def _parse(payload: bytes) -> Ticket:
+    # The MAC was right, so we wrote this; another version of us may have.
+    try:
+        values = json.loads(payload)
+        values["op"] = TicketOp(values["op"])
+        ticket = Ticket(**values)
+    except (ValueError, TypeError, KeyError) as error:
+        raise TicketMalformedError from error
+    for field in fields(Ticket):
+        expected = int if field.type == "int" else str
+        if not isinstance(getattr(ticket, field.name), expected):
+            raise TicketMalformedError
+    return ticket
+
+
+def _mac(payload: bytes, key: bytes) -> bytes:
+    return hmac.digest(key, _TAG + payload, "sha256")
+
+
+def _encode(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def _decode(text: str) -> bytes:
+    return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
