@@ -1,0 +1,1 @@
+"""One module per revision; Alembic loads them by path."""

@@ -1,0 +1,280 @@
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from sqlalchemy import select
+from sqlalchemy.orm import sessionmaker
+
+from sessiond.domain.session import Event, OperationStatus
+from sessiond.registry import operations, sessions, trail
+from sessiond.registry.dialects import READ_ONLY, open_engine
+from sessiond.registry.failures import domain_errors
+from sessiond.registry.models import IdempotencyKeyRow, SessionRow
+from sessiond.registry.sessions import Page, SessionChanges, SessionFilter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import Unpack
+
+    from sqlalchemy import Engine
+    from sqlalchemy.orm import Session as Database
+
+    from sessiond.domain.canonical import JsonValue
+    from sessiond.domain.ids import OperationId, SessionId, TenantId
+    from sessiond.domain.session import Operation, Session
+    from sessiond.domain.snapshot import SnapshotSummary
+
+
+class Registry:
+    """The database of sessions. Synchronous; safe to use from several threads.
+
+    Each method is one transaction. Each raises ``RegistryUnavailableError`` when the database
+    does not answer, or holds the tables of another version.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._writer = sessionmaker(engine)
+        self._reader = sessionmaker(engine.execution_options(**READ_ONLY))
+
+    @classmethod
+    def open(cls, url: str) -> Registry:
+        """Return the registry at *url*, ``sqlite:////path`` or ``postgresql://…``.
+
+        :raises ConfigurationError: *url* is not valid.
+        :raises RegistryUnavailableError: the database cannot be reached.
+        """
+        registry = cls(open_engine(url))
+        try:
+            with registry._reading() as db:
+                db.execute(select(1))
+        except BaseException:
+            registry.close()
+            raise
+        return registry
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._engine.dispose()
+
+    def check(self) -> None:
+        """Make one look-up.
+
+        :raises RegistryUnavailableError: the database or its tables are not there.
+        """
+        with self._reading() as db:
+            db.get(SessionRow, ("", ""))
+
+    # -- sessions ----------------------------------------------------------------------------
+
+    def create_session(self, session: Session) -> None:
+        """Add *session*; the id of a deleted one may be used again.
+
+        :raises SessionExistsError: there is a session with this id.
+        :raises OperationInProgressError: the deleted one is still being deleted.
+        """
+        with self._writing() as db:
+            if sessions.create(db, session):
+                # Otherwise the end of the old session's delete would hit the new session.
+                operations.refuse_if_held(
+                    db, session.tenant, session.session_id, session.created_unix_s
+                )
+
+    def get_session(
+        self, tenant: TenantId, session_id: SessionId, *, include_deleted: bool = False
+    ) -> Session:
+        """Return one session.
+
+        :raises SessionNotFoundError: there is none, or it is deleted and these are not asked for.
+        """
+        with self._reading() as db:
+            return sessions.get(db, tenant, session_id, include_deleted=include_deleted)
+
+    def list_sessions(  # noqa: PLR0913 - one keyword per filter
+        self,
+        tenant: TenantId,
+        *,
+        model: str | None = None,
+        has_snapshot: bool | None = None,
+        pinned: bool | None = None,
+        after: str | None = None,
+        limit: int = 50,
+    ) -> Page:
+        """Return up to *limit* sessions that are not deleted, ordered by id, after *after*.
+
+        :raises InvalidInputError: *limit* is not between 1 and 1000.
+        """
+        wanted = SessionFilter(model, has_snapshot, pinned)
+        with self._reading() as db:
+            return sessions.list_page(db, tenant, wanted, after, limit)
+
+    def update_session(
+        self, tenant: TenantId, session_id: SessionId, **changes: Unpack[SessionChanges]
+    ) -> Session:
+        """Change some fields and return the session; ``updated_unix_s`` is now if not given.
+
+        :raises SessionNotFoundError: there is no such session, or it is deleted.
+        """
+        unknown = changes.keys() - SessionChanges.__annotations__.keys()
+        if unknown:
+            raise TypeError(f"A session's {', '.join(sorted(unknown))} cannot be changed.")
+        with self._writing() as db:
+            values = {"updated_unix_s": time.time(), **changes}
+            return sessions.change(db, tenant, session_id, values)
+
+    def record_snapshot(
+        self, tenant: TenantId, session_id: SessionId, summary: SnapshotSummary
+    ) -> None:
+        """Add one snapshot to the session, as its newest unless a newer one is known.
+
+        Repeating it for a known generation changes nothing of the snapshot. A new newest one
+        empties the session's ``resumed_on``.
+
+        :raises SessionNotFoundError: there is no such session, or it is deleted.
+        """
+        with self._writing() as db:
+            sessions.record_snapshot(db, tenant, session_id, summary, time.time())
+
+    def list_snapshots(self, tenant: TenantId, session_id: SessionId) -> list[SnapshotSummary]:
+        """Return the session's snapshots, oldest first; none for an unknown session."""
+        with self._reading() as db:
+            return sessions.list_snapshots(db, tenant, session_id)
+
+    def mark_deleted(self, tenant: TenantId, session_id: SessionId, now_unix_s: float) -> None:
+        """Mark the session as deleted and forget its snapshots; repeating it changes nothing.
+
+        :raises SessionNotFoundError: there never was such a session.
+        """
+        with self._writing() as db:
+            sessions.mark_deleted(db, tenant, session_id, now_unix_s)
+
+    def sessions_for_sweep(self, ids: Sequence[tuple[TenantId, SessionId]]) -> list[Session]:
+        """Return those of *ids* that exist, are not deleted and not pinned, in any order."""
+        with self._reading() as db:
+            return sessions.for_sweep(db, ids)
+
+    # -- operations --------------------------------------------------------------------------
+
+    def begin_operation(self, operation: Operation) -> None:
+        """Add a running operation, atomically; its creation time is taken as now.
+
+        A running one whose lease is expired is failed with code ``lease_expired``. A deleted
+        session takes only a delete, so that an interrupted one can be repeated.
+
+        :raises OperationInProgressError: another operation holds the session.
+        :raises SessionNotFoundError: there is no such session, or it is deleted.
+        """
+        assert operation.status is OperationStatus.RUNNING
+        with self._writing() as db:
+            operations.begin(db, operation)
+
+    def renew_lease(
+        self, operation_id: OperationId, owner: str, until_unix_s: float, now_unix_s: float
+    ) -> bool:
+        """Extend the lease of a running operation; ``False`` if it is expired or lost."""
+        with self._writing() as db:
+            return operations.renew(db, operation_id, owner, until_unix_s, now_unix_s)
+
+    def finish_operation(
+        self,
+        operation_id: OperationId,
+        owner: str,
+        status: OperationStatus,
+        result: dict[str, JsonValue] | None,
+        now_unix_s: float,
+    ) -> bool:
+        """End a running operation; ``False`` if it was ended by somebody else meanwhile."""
+        assert status is not OperationStatus.RUNNING
+        with self._writing() as db:
+            ending = operations.ending(status, result, now_unix_s)
+            return operations.finish(db, operation_id, owner, ending)
+
+    def get_operation(self, tenant: TenantId, operation_id: OperationId) -> Operation:
+        """Return one operation.
+
+        :raises OperationNotFoundError: the tenant has none with this id.
+        """
+        with self._reading() as db:
+            return operations.get(db, tenant, operation_id)
+
+    def running_operation(
+        self, tenant: TenantId, session_id: SessionId, now_unix_s: float
+    ) -> Operation | None:
+        """Return the operation that holds the session: running, with an unexpired lease."""
+        with self._reading() as db:
+            return operations.running(db, tenant, session_id, now_unix_s)
+
+    def expire_operations(self, now_unix_s: float) -> list[Operation]:
+        """Fail operations whose lease is expired, up to 500 at a time, and return them.
+
+        Each is returned to one caller only, however many call at once.
+        """
+        with self._writing() as db:
+            return operations.expire(db, now_unix_s)
+
+    # -- events and idempotency keys ---------------------------------------------------------
+
+    def add_event(
+        self,
+        tenant: TenantId,
+        session_id: SessionId,
+        kind: str,
+        at_unix_s: float,
+        detail: dict[str, JsonValue],
+    ) -> None:
+        """Add one line to the audit trail of a session, which may be deleted.
+
+        :raises SessionNotFoundError: there never was such a session.
+        """
+        with self._writing() as db:
+            # The database gives the number.
+            trail.add_event(db, Event(0, tenant, session_id, kind, at_unix_s, detail))
+
+    def list_events(
+        self, tenant: TenantId, session_id: SessionId, *, after: int = 0, limit: int = 100
+    ) -> list[Event]:
+        """Return up to *limit* events with numbers above *after*, oldest first."""
+        with self._reading() as db:
+            return trail.list_events(db, tenant, session_id, after, limit)
+
+    def remember(
+        self,
+        tenant: TenantId,
+        key: str,
+        request_digest: bytes,
+        operation_id: OperationId,
+        now_unix_s: float,
+    ) -> str | None:
+        """Bind an idempotency key to an operation; return the earlier one's id if it is bound.
+
+        :raises ConflictError: the key was used for another request.
+        :raises InvalidInputError: the key is not 1 to 255 printable characters.
+        """
+        with self._writing() as db:
+            return trail.remember(
+                db,
+                IdempotencyKeyRow(
+                    tenant=tenant,
+                    key=key,
+                    request_digest=request_digest,
+                    operation_id=operation_id,
+                    created_unix_s=now_unix_s,
+                ),
+            )
+
+    def forget(self, tenant: TenantId, key: str) -> None:
+        """Free an idempotency key, for a request that was refused before its operation began."""
+        with self._writing() as db:
+            trail.forget(db, tenant, key)
+
+    @contextmanager
+    def _reading(self) -> Iterator[Database]:
+        with domain_errors(), self._reader.begin() as db:
+            yield db
+
+    @contextmanager
+    def _writing(self) -> Iterator[Database]:
+        with domain_errors(), self._writer.begin() as db:
+            yield db

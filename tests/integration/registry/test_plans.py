@@ -1,0 +1,195 @@
+"""Every query is an index lookup, however many sessions there are."""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import contextmanager
+from dataclasses import asdict
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from sqlalchemy import event, text
+
+from sessiond.domain.ids import DEFAULT_TENANT, OperationId, SessionId, TenantId
+from sessiond.domain.session import OperationKind, OperationStatus
+from sessiond.registry import Registry
+from sessiond.testing.values import NOW_UNIX_S, a_session, a_summary, an_operation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from sqlalchemy import Connection
+
+SESSIONS = 100_000
+OTHERS = 30_000
+
+SUMMARY = json.dumps(asdict(a_summary()))
+
+# The same words in both databases. One session in four belongs to another tenant; one in a
+# hundred is pinned, one in fifty is deleted, one in three has no snapshot.
+FILL = (
+    f"""WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {SESSIONS})
+    INSERT INTO sessions SELECT CASE WHEN i % 4 = 0 THEN 'other' ELSE 'default' END, 's' || i,
+        'model-' || (i % 7), i, i, CASE WHEN i % 50 = 1 THEN i END, NULL, i % 100 = 2,
+        CASE WHEN i % 3 > 0 AND i % 50 != 1 THEN 1 END, NULL, '', '', '' FROM n""",
+    f"UPDATE sessions SET snapshot = '{SUMMARY}' WHERE snapshot_generation = 1",
+    """INSERT INTO snapshots SELECT tenant, session_id, 1, snapshot
+        FROM sessions WHERE snapshot_generation = 1""",
+    f"""INSERT INTO operations SELECT 'op-' || session_id, tenant, session_id, 'suspend',
+        CASE WHEN created_unix_s < 1000 THEN 'running' ELSE 'failed' END, 'a',
+        {NOW_UNIX_S} + created_unix_s, created_unix_s,
+        CASE WHEN created_unix_s < 1000 THEN NULL ELSE 1.5 END, NULL
+        FROM sessions WHERE created_unix_s < {OTHERS}""",
+    f"""INSERT INTO events (tenant, session_id, kind, at_unix_s, detail)
+        SELECT tenant, session_id, 'created', 1.5, '{{}}'
+        FROM sessions WHERE created_unix_s < {OTHERS}""",
+    f"""INSERT INTO idempotency_keys SELECT tenant, session_id, '', 'op-' || session_id, 1.5
+        FROM sessions WHERE created_unix_s < {OTHERS}""",
+)
+
+S, T = DEFAULT_TENANT, SessionId("s77777")
+NEW = a_session("new", snapshot=a_summary())
+BUSY = a_session("s999")  # has a running operation
+LATE_UNIX_S = NOW_UNIX_S + 1_000_000
+
+CALLS: dict[str, Callable[[Registry], object]] = {
+    "check": lambda r: r.check(),
+    "create": lambda r: r.create_session(NEW),
+    "delete new": lambda r: r.mark_deleted(S, NEW.session_id, NOW_UNIX_S),
+    "create again": lambda r: r.create_session(NEW),
+    "get": lambda r: r.get_session(S, T),
+    "list": lambda r: r.list_sessions(S),
+    "list after": lambda r: r.list_sessions(S, after="s5"),
+    "list model": lambda r: r.list_sessions(S, model="model-3", after="s5"),
+    "list no such model": lambda r: r.list_sessions(S, model="none"),
+    "list pinned": lambda r: r.list_sessions(S, pinned=True, after="s5"),
+    "list not pinned": lambda r: r.list_sessions(S, pinned=False),
+    "list with snapshot": lambda r: r.list_sessions(S, has_snapshot=True, after="s5"),
+    "list without snapshot": lambda r: r.list_sessions(S, has_snapshot=False, after="s5"),
+    "list with all filters": lambda r: r.list_sessions(
+        S, model="model-3", has_snapshot=True, pinned=True
+    ),
+    "list unknown tenant": lambda r: r.list_sessions(TenantId("nobody"), pinned=True),
+    "update": lambda r: r.update_session(S, T, pinned=True),
+    "record": lambda r: r.record_snapshot(S, T, a_summary(9)),
+    "snapshots": lambda r: r.list_snapshots(S, T),
+    "delete": lambda r: r.mark_deleted(S, SessionId("s3"), NOW_UNIX_S),
+    "sweep": lambda r: r.sessions_for_sweep([(S, SessionId(f"s{i}")) for i in range(300)]),
+    "begin": lambda r: r.begin_operation(an_operation(a_session(T))),
+    "begin expired": lambda r: r.begin_operation(
+        an_operation(BUSY, created_unix_s=LATE_UNIX_S, kind=OperationKind.DELETE)
+    ),
+    "renew": lambda r: r.renew_lease(OperationId("op-s2"), "a", LATE_UNIX_S, NOW_UNIX_S),
+    "finish": lambda r: r.finish_operation(
+        OperationId("op-s2"), "a", OperationStatus.FAILED, None, NOW_UNIX_S
+    ),
+    "operation": lambda r: r.get_operation(S, OperationId("op-s2")),
+    "running": lambda r: r.running_operation(S, SessionId("s5"), NOW_UNIX_S),
+    "expire": lambda r: r.expire_operations(NOW_UNIX_S + 100),
+    "event": lambda r: r.add_event(S, T, "x", NOW_UNIX_S, {}),
+    "events": lambda r: r.list_events(S, SessionId("s77"), after=5),
+    "remember": lambda r: (
+        r.remember(S, "new", b"", OperationId("op"), NOW_UNIX_S),
+        r.remember(S, "new", b"", OperationId("op"), NOW_UNIX_S),
+    ),
+    "forget": lambda r: r.forget(S, "s79"),
+}
+
+
+def filled(registry: Registry) -> Registry:
+    with registry._engine.begin() as connection:
+        for statement in FILL:
+            connection.execute(text(statement))
+    return registry
+
+
+@contextmanager
+def recorded(registry: Registry) -> Iterator[list[tuple[str, Any]]]:
+    """Collect the statements that are sent, without inserts and transaction control."""
+    statements: list[tuple[str, Any]] = []
+
+    def record(*call: Any) -> None:  # noqa: ANN401 - as the event says
+        _connection, _cursor, statement, parameters, *_ = call
+        if re.match("SELECT|UPDATE|DELETE", statement):
+            statements.append((statement, parameters))
+
+    event.listen(registry._engine, "before_cursor_execute", record)
+    yield statements
+    event.remove(registry._engine, "before_cursor_execute", record)
+
+
+def sqlite_faults(connection: Connection, statement: str, parameters: object) -> list[str]:
+    explain = f"EXPLAIN QUERY PLAN {statement}"
+    plan = [row[3] for row in connection.exec_driver_sql(explain, parameters)]  # type: ignore[arg-type]
+    tables = "sessions|snapshots|operations|events|idempotency_keys"
+    bad = re.compile(rf"SCAN ({tables})|TEMP B-TREE|AUTOMATIC")
+    return [step for step in plan if bad.search(step)]
+
+
+def postgresql_faults(connection: Connection, statement: str, parameters: object) -> list[str]:
+    explain = f"EXPLAIN (FORMAT JSON) {statement}"
+    (plan,) = connection.exec_driver_sql(explain, parameters).scalar_one()  # type: ignore[arg-type]
+    return [f"{node['Node Type']}: {node}" for node in nodes(plan["Plan"]) if is_fault(node)]
+
+
+def nodes(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield node
+    for child in node.get("Plans", ()):
+        yield from nodes(child)
+
+
+def is_fault(node: dict[str, Any]) -> bool:
+    kind = node["Node Type"]
+    if kind in ("Index Scan", "Index Only Scan", "Bitmap Index Scan"):
+        # The index of running operations is as long as these are many: no condition needed.
+        return "Index Cond" not in node and node["Index Name"] != "ix_operations_lease"
+    return kind != "Bitmap Heap Scan" and any(word in kind for word in ("Scan", "Sort", "Join"))
+
+
+# Of several filters at once, PostgreSQL may join the indexes and sort the few rows left over.
+MAY_SORT = "list with all filters"
+FAULTS = {"sqlite": sqlite_faults, "postgresql": postgresql_faults}
+
+
+def test_every_call_uses_indexes_only(registry: Registry) -> None:
+    """SQLite has no statistics here, as in life; PostgreSQL collects them by itself in life."""
+    filled(registry)
+    dialect = registry._engine.dialect.name
+    with registry._engine.connect() as connection:
+        if dialect == "postgresql":
+            connection.execute(text("ANALYZE"))
+            connection.commit()
+    faults: dict[str, list[str]] = {}
+    for name, call in CALLS.items():
+        with recorded(registry) as statements:
+            call(registry)
+        assert statements, name
+        with registry._engine.connect() as connection:
+            found = [FAULTS[dialect](connection, *statement) for statement in statements]
+        faults[name] = [
+            fault
+            for fault in chain.from_iterable(found)
+            if name != MAY_SORT or not fault.startswith("Sort")
+        ]
+    assert {name: found for name, found in faults.items() if found} == {}
+
+
+def test_every_method_is_covered() -> None:
+    names = {name for call in CALLS.values() for name in call.__code__.co_names}
+    methods = {name for name in vars(Registry) if not name.startswith("_")}
+    assert methods - names == {"open", "close"}
+
+
+@pytest.mark.parametrize(
+    ("statement", "fault"),
+    [
+        ("SELECT * FROM sessions WHERE updated_unix_s = 1.5", "sessions"),
+        ("SELECT * FROM operations ORDER BY owner", "operations"),
+    ],
+)
+def test_a_scan_would_be_found(registry: Registry, statement: str, fault: str) -> None:
+    with registry._engine.connect() as connection:
+        faults = FAULTS[connection.dialect.name](connection, statement, ())
+    assert any(fault in text for text in faults)

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy.exc import StatementError
+
+from sessiond.domain.errors import ConflictError, InvalidInputError
+from sessiond.domain.ids import DEFAULT_TENANT, OperationId, TenantId
+from sessiond.domain.session import Event
+from sessiond.testing.values import NOW_UNIX_S, a_session
+
+if TYPE_CHECKING:
+    from sessiond.domain.canonical import JsonValue
+    from sessiond.registry import Registry
+
+TEXT = st.text(st.characters(), max_size=20)  # with NUL and lone surrogates
+FLOATS = st.floats(allow_nan=False, allow_infinity=False)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | FLOATS | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def test_events_are_listed_in_pages(registry: Registry) -> None:
+    for name in ("s", "t"):
+        registry.create_session(a_session(name))
+    s, t = a_session("s"), a_session("t")
+    for number in range(5):
+        for session in (s, t):
+            detail: dict[str, JsonValue] = {"number": number, "of": session.session_id}
+            registry.add_event(session.tenant, session.session_id, "turn", number + 0.5, detail)
+    first = registry.list_events(s.tenant, s.session_id, limit=3)
+    rest = registry.list_events(s.tenant, s.session_id, after=first[-1].event_id)
+    assert [len(first), len(rest)] == [3, 2]
+    events = first + rest
+    assert events == sorted(events, key=lambda event: event.event_id)
+    assert events == [
+        Event(
+            event_id=event.event_id,
+            tenant=s.tenant,
+            session_id=s.session_id,
+            kind="turn",
+            at_unix_s=number + 0.5,
+            detail={"number": number, "of": "s"},
+        )
+        for number, event in enumerate(events)
+    ]
+    assert registry.list_events(TenantId("other"), s.session_id) == []
+
+
+def test_events_outlive_the_session(registry: Registry) -> None:
+    session = a_session()
+    key = (session.tenant, session.session_id)
+    registry.create_session(session)
+    registry.add_event(*key, "created", NOW_UNIX_S, {})
+    registry.mark_deleted(*key, NOW_UNIX_S)
+    registry.add_event(*key, "deleted", NOW_UNIX_S, {})
+    registry.create_session(session)
+    assert [event.kind for event in registry.list_events(*key)] == ["created", "deleted"]
+
+
+def test_a_reader_who_follows_misses_no_event(registry: Registry) -> None:
+    session = a_session()
+    key = (session.tenant, session.session_id)
+    registry.create_session(session)
+    written = threading.Event()
+
+    def write(_number: int) -> None:
+        for _ in range(40):
+            registry.add_event(*key, "turn", NOW_UNIX_S, {})
+
+    def follow() -> list[int]:
+        seen = [0]
+        while True:
+            last_round = written.is_set()
+            seen += [event.event_id for event in registry.list_events(*key, after=seen[-1])]
+            if last_round:
+                return seen[1:]
+
+    with ThreadPoolExecutor(4) as threads:
+        reader = threads.submit(follow)
+        list(threads.map(write, range(3)))
+        written.set()
+        assert len(reader.result()) == 120
+
+
+@settings(
+    deadline=None,
+    max_examples=50,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(detail=st.dictionaries(TEXT, JSON, max_size=4))
+def test_any_json_comes_back(registry: Registry, detail: dict[str, JsonValue]) -> None:
+    session = a_session()
+    registry.create_session(session)
+    registry.add_event(session.tenant, session.session_id, "x", NOW_UNIX_S, detail)
+    (event,) = registry.list_events(session.tenant, session.session_id)
+    assert event.detail == detail
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_what_json_cannot_hold_is_refused(registry: Registry, number: float) -> None:
+    session = a_session()
+    registry.create_session(session)
+    with pytest.raises((ValueError, StatementError), match="not JSON compliant"):
+        registry.add_event(session.tenant, session.session_id, "x", NOW_UNIX_S, {"n": number})
+    assert registry.list_events(session.tenant, session.session_id) == []
+
+
+def remember(registry: Registry, key: str, digest: bytes, operation: str) -> str | None:
+    return registry.remember(DEFAULT_TENANT, key, digest, OperationId(operation), NOW_UNIX_S)
+
+
+def test_a_key_stands_for_its_first_operation(registry: Registry) -> None:
+    assert remember(registry, "k", b"one", "op-1") is None
+    assert remember(registry, "k", b"one", "op-2") == "op-1"
+    with pytest.raises(ConflictError, match="another request"):
+        remember(registry, "k", b"two", "op-3")
+    assert remember(registry, "K", b"two", "op-4") is None
+    other = TenantId("other")
+    assert registry.remember(other, "k", b"two", OperationId("op-5"), NOW_UNIX_S) is None
+    assert remember(registry, "k", b"one", "op-6") == "op-1"
+
+
+def test_a_forgotten_key_is_free(registry: Registry) -> None:
+    assert remember(registry, "k", b"one", "op-1") is None
+    registry.forget(TenantId("other"), "k")
+    assert remember(registry, "k", b"one", "op-2") == "op-1"
+    registry.forget(DEFAULT_TENANT, "k")
+    assert remember(registry, "k", b"two", "op-3") is None
+
+
+@pytest.mark.parametrize("key", ["", "x" * 256, "nul\0", "line\n"])
+def test_a_bad_key(registry: Registry, key: str) -> None:
+    with pytest.raises(InvalidInputError, match="255"):
+        remember(registry, key, b"", "op-1")
+
+
+def test_a_key_used_by_many_at_once_stands_for_one_operation(registry: Registry) -> None:
+    barrier = threading.Barrier(3)
+
+    def use(key: str, operation: str) -> str:
+        barrier.wait()
+        return remember(registry, key, b"same", operation) or operation
+
+    with ThreadPoolExecutor(3) as threads:
+        for number in range(40):
+            names = [f"op-{number}-{rival}" for rival in "abc"]
+            assert len(set(threads.map(use, [f"k{number}"] * 3, names))) == 1
