@@ -1,0 +1,1 @@
+"""``sessionctl``: what an operator asks a daemon, and what the answers mean for scripts."""

@@ -1,0 +1,116 @@
+"""The one table from error code to exit status."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class ExitStatus(IntEnum):
+    """How ``sessionctl`` ends."""
+
+    OK = 0
+    INTERNAL = 1
+    USAGE = 2
+    NOT_FOUND = 3
+    CONFLICT = 4
+    INVALID = 5
+    UNAVAILABLE = 6
+    UNAUTHORIZED = 7
+    STORE = 8
+    INTERRUPTED = 130
+
+
+MEANINGS: Final[Mapping[ExitStatus, str]] = {
+    ExitStatus.OK: "The command did what it was asked for.",
+    ExitStatus.INTERNAL: "An error inside sessionctl or the daemon.",
+    ExitStatus.USAGE: "The command line is not valid; nothing was done.",
+    ExitStatus.NOT_FOUND: "There is no such session, snapshot, operation or engine.",
+    ExitStatus.CONFLICT: "The session's state does not allow it now.",
+    ExitStatus.INVALID: "The request can never work as it is.",
+    ExitStatus.UNAVAILABLE: "The daemon, an engine or the registry does not answer.",
+    ExitStatus.UNAUTHORIZED: "The token is missing or wrong.",
+    ExitStatus.STORE: "A file of the store is damaged, sealed or has no room.",
+    ExitStatus.INTERRUPTED: "Interrupted; what the daemon has begun goes on.",
+}
+
+#: Codes that only sessionctl knows, beside those of the error tree.
+USAGE_CODE: Final = "usage"
+INTERRUPTED_CODE: Final = "interrupted"
+DAEMON_UNREACHABLE_CODE: Final = "daemon_unreachable"
+NOT_SESSIOND_CODE: Final = "not_sessiond"
+PURGE_INCOMPLETE_CODE: Final = "purge_incomplete"
+
+#: The exit status of every error code; a test proves that none is missing.
+STATUS: Final[Mapping[str, ExitStatus]] = {
+    "internal_error": ExitStatus.INTERNAL,
+    "invalid_input": ExitStatus.INVALID,
+    "invalid_session_id": ExitStatus.INVALID,
+    "invalid_tenant": ExitStatus.INVALID,
+    "nothing_to_suspend": ExitStatus.INVALID,
+    "invalid_configuration": ExitStatus.INVALID,
+    "not_found": ExitStatus.NOT_FOUND,
+    "session_not_found": ExitStatus.NOT_FOUND,
+    "operation_not_found": ExitStatus.NOT_FOUND,
+    "engine_not_found": ExitStatus.NOT_FOUND,
+    "snapshot_not_found": ExitStatus.NOT_FOUND,
+    "conflict": ExitStatus.CONFLICT,
+    "session_exists": ExitStatus.CONFLICT,
+    "turn_in_flight": ExitStatus.CONFLICT,
+    "operation_in_progress": ExitStatus.CONFLICT,
+    "generation_exists": ExitStatus.CONFLICT,
+    "unauthorized": ExitStatus.UNAUTHORIZED,
+    "unavailable": ExitStatus.UNAVAILABLE,
+    "no_engine": ExitStatus.UNAVAILABLE,
+    "engine_unreachable": ExitStatus.UNAVAILABLE,
+    "engine_without_connector": ExitStatus.UNAVAILABLE,
+    "engine_refused": ExitStatus.UNAVAILABLE,
+    "deadline_exceeded": ExitStatus.UNAVAILABLE,
+    "registry_unavailable": ExitStatus.UNAVAILABLE,
+    "unsupported_engine": ExitStatus.UNAVAILABLE,
+    "lease_expired": ExitStatus.UNAVAILABLE,
+    "ticket_invalid": ExitStatus.INVALID,
+    "ticket_malformed": ExitStatus.INVALID,
+    "ticket_forged": ExitStatus.INVALID,
+    "ticket_expired": ExitStatus.INVALID,
+    "store_error": ExitStatus.STORE,
+    "store_insecure": ExitStatus.STORE,
+    "store_version": ExitStatus.STORE,
+    "snapshot_corrupt": ExitStatus.STORE,
+    "store_key": ExitStatus.STORE,
+    "store_full": ExitStatus.STORE,
+    USAGE_CODE: ExitStatus.USAGE,
+    INTERRUPTED_CODE: ExitStatus.INTERRUPTED,
+    DAEMON_UNREACHABLE_CODE: ExitStatus.UNAVAILABLE,
+    NOT_SESSIOND_CODE: ExitStatus.UNAVAILABLE,
+    PURGE_INCOMPLETE_CODE: ExitStatus.CONFLICT,
+}
+
+# For codes of a newer daemon: its HTTP status tells what kind of error it is.
+_STATUS_OF_HTTP: Final[Mapping[int, ExitStatus]] = {
+    HTTPStatus.BAD_REQUEST: ExitStatus.INVALID,
+    HTTPStatus.UNAUTHORIZED: ExitStatus.UNAUTHORIZED,
+    HTTPStatus.NOT_FOUND: ExitStatus.NOT_FOUND,
+    HTTPStatus.CONFLICT: ExitStatus.CONFLICT,
+    HTTPStatus.UNPROCESSABLE_ENTITY: ExitStatus.INVALID,
+    HTTPStatus.BAD_GATEWAY: ExitStatus.UNAVAILABLE,
+    HTTPStatus.SERVICE_UNAVAILABLE: ExitStatus.UNAVAILABLE,
+    HTTPStatus.GATEWAY_TIMEOUT: ExitStatus.UNAVAILABLE,
+    HTTPStatus.INSUFFICIENT_STORAGE: ExitStatus.STORE,
+}
+
+
+def exit_status(code: str, http_status: int = HTTPStatus.INTERNAL_SERVER_ERROR) -> ExitStatus:
+    """Return the exit status of an error *code*; *http_status* decides for unknown ones."""
+    known = STATUS.get(code)
+    return known or _STATUS_OF_HTTP.get(http_status, ExitStatus.INTERNAL)
+
+
+def exit_status_block() -> str:
+    """Return the end of every help text. The mark keeps its lines from being joined."""
+    lines = [f"  {status.value:>3}  {meaning}" for status, meaning in MEANINGS.items()]
+    return "\n".join(("\b", "EXIT STATUS", *lines))
