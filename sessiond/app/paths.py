@@ -1,0 +1,26 @@
+"""Where sessiond keeps its files unless told otherwise. Standard library only: the engine's
+launcher runs where nothing but the bare package is installed.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+ROOT_VARIABLE = "SESSIOND_STORE_ROOT"
+KEY_FILE_VARIABLE = "SESSIOND_KEY_FILE"
+
+
+def default_store_root() -> Path:
+    """Return the store root: ``SESSIOND_STORE_ROOT`` or a folder in the user's data folder."""
+    given = os.environ.get(ROOT_VARIABLE)
+    if given:
+        return Path(given).expanduser().absolute()
+    data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return Path(data).expanduser() / "sessiond" / "store"
+
+
+def default_key_file(store_root: Path) -> Path:
+    """Return the key file: ``SESSIOND_KEY_FILE`` or ``server.key`` beside the store root."""
+    given = os.environ.get(KEY_FILE_VARIABLE)
+    return Path(given).expanduser().absolute() if given else store_root.parent / "server.key"

@@ -1,0 +1,365 @@
+"""All decisions about ticketed requests, without vLLM: what to hold, load, store and answer.
+
+The connector, the tier and the manager translate vLLM's calls into calls of the
+:class:`Coordinator` and decide nothing. It runs on the scheduler's thread and never blocks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from sessiond.connector.headbook import HeadBook
+from sessiond.connector.limits import Limits
+from sessiond.connector.loads import Loads
+from sessiond.connector.mover import protocol
+from sessiond.connector.moverwatch import MAX_DEATHS, JobDone, MoverLink, MoverWatch
+from sessiond.connector.requests import ArrivingRequest, FinishedRequest, TicketedRequest
+from sessiond.connector.settlements import Settlements, answer
+from sessiond.connector.suspends import Suspends, branch_to_suspend
+from sessiond.domain.errors import TicketError, TicketForgedError
+from sessiond.domain.heads import Branch, Head, TurnSplit
+from sessiond.domain.keys import salt_hash
+from sessiond.domain.reasons import Cause, Reason
+from sessiond.domain.tickets import TICKET_PARAM, Ticket, TicketOp, verify
+from sessiond.domain.tokens import to_bytes, whole_chunk_tokens
+
+logger = logging.getLogger("vllm.sessiond.coordinator")
+
+_WAITING_OPS = (TicketOp.COMMIT, TicketOp.OUTCOME)
+
+
+class Coordinator:
+    """The state of all ticketed requests of one engine."""
+
+    def __init__(
+        self,
+        engine_id: str,
+        ticket_key: bytes,
+        limits: Limits,
+        heads: HeadBook,
+        start_mover: Callable[[], MoverLink],
+    ) -> None:
+        self._engine_id = engine_id
+        self._ticket_key = ticket_key
+        self._limits = limits
+        self._heads = heads
+        self._mover = MoverWatch(start_mover, limits.job_deadline_s, self._mover_died)
+        self._settlements = Settlements()
+        self._loads = Loads(limits, self._mover)
+        self._suspends = Suspends(limits, self._mover, self._settlements)
+        self._requests: dict[str, TicketedRequest] = {}
+        self._rejected: dict[str, Cause] = {}
+        self._plan_ids = itertools.count(1)
+        self.tier_off: Cause | None = None
+
+    # A request arrives
+
+    def arrive(self, arriving: ArrivingRequest) -> None:
+        """Take notice of a request; one without a ticket is none of our business."""
+        text = (arriving.kv_transfer_params or {}).get(TICKET_PARAM)
+        if text is None:
+            return
+        try:
+            ticket = self._verified(str(text), arriving)
+        except TicketError as error:
+            self._rejected[arriving.request_id] = Cause(Reason.TICKET_INVALID, error.message)
+            return
+        request = self._ticketed(ticket, arriving)
+        self._requests[request.request_id] = request
+        if self.tier_off is not None:
+            request.causes.append(self.tier_off)
+        if ticket.op is TicketOp.TURN:
+            self._publish(self._heads.begin_turn(request.session_key, time.time()))
+        if ticket.op is TicketOp.SUSPEND:
+            self._begin_suspend(request, arriving)
+        elif ticket.generation and ticket.op not in _WAITING_OPS and self._can_move():
+            self._loads.open(request, next(self._plan_ids), arriving.tokens)
+
+    def _verified(self, text: str, arriving: ArrivingRequest) -> Ticket:
+        ticket = verify(text, self._ticket_key, time.time())
+        if ticket.engine_id != self._engine_id:
+            raise TicketForgedError("The ticket is for another engine.")
+        if ticket.salt_hash != salt_hash(arriving.cache_salt or ""):
+            raise TicketForgedError("The request's cache_salt is not the ticket's.")
+        if arriving.adapter is not None or not arriving.plain_text:
+            raise TicketForgedError("Only text without a LoRA adapter can be kept for now.")
+        return ticket
+
+    def _ticketed(self, ticket: Ticket, arriving: ArrivingRequest) -> TicketedRequest:
+        computable = max(0, len(arriving.tokens) - 1)
+        return TicketedRequest(
+            request_id=arriving.request_id,
+            ticket=ticket,
+            arrived_s=time.monotonic(),
+            prompt_tokens=len(arriving.tokens),
+            target_tokens=whole_chunk_tokens(computable, self._limits.chunk_tokens),
+        )
+
+    def _can_move(self) -> bool:
+        return self.tier_off is None and self._mover.is_usable
+
+    def _begin_suspend(self, request: TicketedRequest, arriving: ArrivingRequest) -> None:
+        if not self._can_move():
+            cause = self.tier_off or Cause(Reason.MOVER_FAILED)
+            self._suspends.refuse(request, cause)
+            return
+        head = self._heads.get(request.session_key)
+        branch = branch_to_suspend(head, request, arriving.tokens)
+        if isinstance(branch, Cause):
+            self._suspends.refuse(request, branch)
+        else:
+            self._suspends.open(request, next(self._plan_ids), branch)
+
+    # May vLLM schedule it now?
+
+    def is_suspend(self, request_id: str) -> bool:
+        """Whether the request hands its KV over."""
+        request = self._requests.get(request_id)
+        return request is not None and request.suspend is not None
+
+    def may_match(self, request_id: str, vram_tokens: int) -> bool:
+        """Whether vLLM may look for the request's KV now; otherwise it is held."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return True
+        self.poll()
+        now_s = time.monotonic()
+        if now_s > request.arrived_s + self._limits.hold_deadline_s:
+            return True  # whoever held it forgot it: better served late than never
+        if request.ticket.op in _WAITING_OPS:
+            return request.ticket.operation_id in self._settlements
+        if request.held:
+            return False
+        if request.ticket.op is TicketOp.SUSPEND:
+            return self._suspends.is_ready(request, now_s)
+        return self._loads.is_ready(request, vram_tokens, now_s)
+
+    def matched(self, request_id: str, vram_tokens: int, external_tokens: int) -> bool:
+        """Whether a request may go on with what vLLM found. A suspend or resume that lacks KV
+        may not: nothing is computed for it, its sender learns from the settlement how much is
+        there, cancels it and may ask for less.
+        """
+        request = self._requests.get(request_id)
+        if request is None:
+            return True
+        request.vram_tokens, request.newly_matched = vram_tokens, True
+        available = vram_tokens + external_tokens
+        lacking = available < request.target_tokens
+        if request.ticket.op is TicketOp.RESUME:
+            loadable = {"loadable_tokens": min(available, request.target_tokens)}
+            self._settlements.settle(request.ticket.operation_id, loadable, request.causes)
+            request.held = lacking
+        elif request.ticket.op is TicketOp.SUSPEND and lacking:
+            facts = {"committed": False, "available_tokens": available}
+            causes = [*request.causes, Cause(Reason.KV_EVICTED)]
+            self._settlements.settle(request.ticket.operation_id, facts, causes)
+            request.held = True
+        return not request.held
+
+    def scheduled(self, request_id: str, external_tokens: int) -> None:
+        """Note that vLLM gave the request its blocks; *external_tokens* come from RAM or disk."""
+        request = self._requests.get(request_id)
+        if request is None or not request.newly_matched:
+            return  # vLLM schedules it once more when an asynchronous load is over
+        request.newly_matched = False
+        chunks_in, vram_tokens = self._limits.chunks_in, request.vram_tokens
+        loaded = range(chunks_in(vram_tokens), chunks_in(vram_tokens + external_tokens))
+        from_disk = request.load.from_disk if request.load else frozenset[int]()
+        disk_chunks = sum(1 for chunk in loaded if chunk in from_disk)
+        disk_tokens = self._limits.chunk_tokens * disk_chunks
+        request.split = TurnSplit(
+            prompt_tokens=request.prompt_tokens,
+            vram_tokens=vram_tokens,
+            ram_tokens=external_tokens - disk_tokens,
+            disk_tokens=disk_tokens,
+        )
+
+    # Chunks move
+
+    def offers(self, request_id: str, end_token: int | None) -> bool:
+        """Whether the chunk that ends at this token can come from disk for this request."""
+        request = self._requests.get(request_id)
+        if request is None or end_token is None:
+            return False
+        return self._loads.offers(request, self._limits.chunk_at(end_token))
+
+    def keeps_promoted(self, request_id: str) -> bool:
+        """Whether promoted chunks of the request must stay in RAM until they are copied."""
+        request = self._requests.get(request_id)
+        return request is not None and request.load is not None and not request.finished
+
+    def load(self, job_id: int, request_id: str, items: Iterable[tuple[int, int]]) -> None:
+        """Read chunks from disk: pairs of (token at which it ends, slot)."""
+        request = self._requests.get(request_id)
+        if request is None:
+            self._mover.report(JobDone(job_id, frozenset(), all_good=False))
+        else:
+            self._loads.start(request, job_id, self._by_chunk(items))
+
+    def storable(self, request_id: str, end_tokens: Sequence[int]) -> frozenset[int]:
+        """Return those of a suspend's chunks, named by their ends, that are worth handing over."""
+        request = self._requests.get(request_id)
+        return frozenset() if request is None else self._suspends.storable(request, end_tokens)
+
+    def store(self, job_id: int, request_id: str, items: Iterable[tuple[int, int]]) -> None:
+        """Write chunks: pairs of (token at which it ends, slot). Without a suspend, a no-op."""
+        request = self._requests.get(request_id)
+        if request is None or request.suspend is None:
+            self._mover.report(JobDone(job_id, frozenset(), all_good=True))
+        else:
+            self._suspends.start(request, job_id, self._by_chunk(items))
+
+    def _by_chunk(self, items: Iterable[tuple[int, int]]) -> list[list[int]]:
+        return [[self._limits.chunk_at(end), slot] for end, slot in items]
+
+    def chunk_at(self, end_token: int) -> int:
+        """Return the index of the chunk that ends at this token."""
+        return self._limits.chunk_at(end_token)
+
+    def in_vram(self, request_id: str) -> None:
+        """The request's chunks were copied from RAM to VRAM."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            self._loads.in_vram(request)
+
+    def take_done(self) -> list[JobDone]:
+        """Return the jobs that ended since the last call."""
+        self.poll()
+        return self._mover.take_done()
+
+    def has_work(self) -> bool:
+        """Whether the engine must keep stepping for us."""
+        return self._mover.has_work or self._loads.has_work or self._suspends.has_work
+
+    # A request ends
+
+    def finish(self, finished: FinishedRequest) -> dict[str, Any] | None:
+        """Take notice of a request's end and return what its answer carries from us."""
+        rejected = self._rejected.pop(finished.request_id, None)
+        if rejected is not None:
+            return answer(self._engine_id, "", {}, [rejected], ok=False)
+        request = self._requests.get(finished.request_id)
+        if request is None:
+            return None
+        request.finished = True
+        if request.ticket.op in _WAITING_OPS:
+            return self._settled_answer(request)
+        if request.suspend is not None:
+            request.suspend.finished_well = not finished.aborted
+        if request.ticket.op is TicketOp.SUSPEND:
+            return answer(self._engine_id, request.ticket.op, {}, request.causes)
+        return self._finish_turn(request, finished)
+
+    def _finish_turn(self, request: TicketedRequest, finished: FinishedRequest) -> dict[str, Any]:
+        branch = _branch(request, finished)
+        if request.ticket.op is TicketOp.TURN or branch is not None:
+            self._publish(self._heads.end_turn(request.session_key, branch, time.time()))
+        facts = {
+            "split": asdict(request.split),
+            "generation": request.ticket.generation,
+            "preemptions": finished.preemptions,
+        }
+        return answer(self._engine_id, request.ticket.op, facts, request.causes)
+
+    def _settled_answer(self, request: TicketedRequest) -> dict[str, Any]:
+        settlement = self._settlements.take(request.ticket.operation_id)
+        if settlement is None:
+            nothing = {"committed": False, "available_tokens": 0, "loadable_tokens": 0}
+            late = [Cause(Reason.DEADLINE, "nothing settled")]
+            return answer(self._engine_id, request.ticket.op, nothing, late, ok=False)
+        return answer(self._engine_id, request.ticket.op, settlement.facts, settlement.causes)
+
+    def submits_over(self, request_id: str) -> None:
+        """No more chunks of this request will come; the last call for it."""
+        self._rejected.pop(request_id, None)
+        request = self._requests.pop(request_id, None)
+        if request is not None:
+            self._loads.close(request)
+            self._suspends.submits_over(request, may_commit=self.tier_off is None)
+
+    # The mover, and the end
+
+    def poll(self) -> None:
+        """Handle the mover's answers, its hanging and its death."""
+        for message in self._mover.poll():
+            match message:
+                case protocol.LoadOpened():
+                    self._loads.opened(message)
+                case protocol.LoadDone():
+                    self._loads.done(message)
+                case protocol.SuspendOpened():
+                    self._suspends.opened(message)
+                case protocol.StoreDone():
+                    self._suspends.stored(message)
+                case protocol.SuspendFinished():
+                    self._suspends.finished(message)
+
+    def _mover_died(self) -> None:
+        self._loads.lose()
+        self._suspends.lose()
+        if self._mover.deaths >= MAX_DEATHS:
+            self.turn_off(Cause(Reason.MOVER_FAILED, f"{self._mover.deaths + 1} times"))
+
+    def drain(self) -> None:
+        """Block until no job is left; their deadlines bound it."""
+        while self._mover.has_jobs:
+            self.poll()
+            time.sleep(0.001)
+
+    def close(self) -> None:
+        """End the mover."""
+        self._mover.close()
+
+    def turn_off(self, cause: Cause) -> None:
+        """Weights or caches may have changed: nothing is loaded, nothing begun is committed."""
+        if self.tier_off is None:
+            logger.warning("sessiond: the snapshot tier is off: %s", cause)
+        self.tier_off = self.tier_off or cause
+        for request in self._requests.values():
+            self._loads.close(request, cause)
+        for head in self._heads.forget_all(time.time()):
+            self._publish(head)
+
+    def _publish(self, head: Head) -> None:
+        self._mover.tell(
+            protocol.WriteHead(
+                tenant=head.tenant,
+                session=head.session,
+                sequence=head.sequence,
+                turns_in_flight=head.turns_in_flight,
+                updated_unix_s=head.updated_unix_s,
+                branches=[_described(branch) for branch in head.branches],
+                payload=b"".join(to_bytes(branch.tokens) for branch in head.branches),
+            )
+        )
+
+
+def _branch(request: TicketedRequest, finished: FinishedRequest) -> Branch | None:
+    """Return what a request left: only tokens whose KV was computed, and one more."""
+    tokens = finished.tokens
+    if finished.aborted:
+        tokens = tokens[: finished.computed_tokens + 1]
+    if len(tokens) < 2 or finished.computed_tokens == 0:
+        return None
+    return Branch(
+        tokens=tokens,
+        adapter_digest="",
+        cache_salt_hash=request.ticket.salt_hash,
+        updated_unix_s=time.time(),
+        split=request.split,
+    )
+
+
+def _described(branch: Branch) -> dict[str, Any]:
+    return {
+        "tokens": len(branch.tokens),
+        "adapter_digest": branch.adapter_digest,
+        "cache_salt_hash": branch.cache_salt_hash,
+        "updated_unix_s": branch.updated_unix_s,
+        "split": asdict(branch.split),
+    }

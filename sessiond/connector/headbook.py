@@ -1,0 +1,83 @@
+"""The heads that this engine knows, in memory: the authority while the engine lives."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from sessiond.domain.heads import Branch, Head, begin_turn, end_turn
+
+SessionKey = tuple[str, str]
+
+
+class HeadBook:
+    """Heads by (tenant, session), the least recently used forgotten first.
+
+    :param limit_tokens: tokens of all branches together; beyond it their KV is long evicted
+    """
+
+    def __init__(self, engine_id: str, limit_tokens: int) -> None:
+        self._engine_id = engine_id
+        self._limit_tokens = limit_tokens
+        self._heads: OrderedDict[SessionKey, Head] = OrderedDict()
+        self._tokens = 0
+
+    def get(self, key: SessionKey) -> Head | None:
+        """Return the session's head, if it is known."""
+        return self._heads.get(key)
+
+    def begin_turn(self, key: SessionKey, now_unix_s: float) -> Head:
+        """Note that a turn has started."""
+        return self._put(key, begin_turn(self._known(key), now_unix_s))
+
+    def end_turn(self, key: SessionKey, branch: Branch | None, now_unix_s: float) -> Head:
+        """Note that a turn has ended, and what it left."""
+        return self._put(key, end_turn(self._known(key), branch, now_unix_s))
+
+    def forget_all(self, now_unix_s: float) -> Iterator[Head]:
+        """Drop all branches (their KV is gone) and return the heads as they are now."""
+        for key in list(self._heads):
+            head = self._heads[key]
+            self._put(
+                key,
+                Head(
+                    tenant=head.tenant,
+                    session=head.session,
+                    engine_id=head.engine_id,
+                    sequence=head.sequence + 1,
+                    turns_in_flight=head.turns_in_flight,
+                    updated_unix_s=now_unix_s,
+                    branches=(),
+                ),
+            )
+        yield from self._heads.values()
+
+    def _known(self, key: SessionKey) -> Head:
+        known = self._heads.get(key)
+        return known or Head(
+            tenant=key[0],
+            session=key[1],
+            engine_id=self._engine_id,
+            sequence=0,
+            turns_in_flight=0,
+            updated_unix_s=0.0,
+            branches=(),
+        )
+
+    def _put(self, key: SessionKey, head: Head) -> Head:
+        old = self._heads.pop(key, None)
+        self._tokens += _size(head) - (_size(old) if old else 0)
+        self._heads[key] = head
+        self._forget_oldest()
+        return head
+
+    def _forget_oldest(self) -> None:
+        for key, head in list(self._heads.items()):
+            if self._tokens <= self._limit_tokens or len(self._heads) == 1:
+                return
+            if head.turns_in_flight == 0:
+                self._tokens -= _size(self._heads.pop(key))
+
+
+def _size(head: Head) -> int:
+    return sum(len(branch.tokens) for branch in head.branches)

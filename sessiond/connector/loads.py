@@ -1,0 +1,151 @@
+"""Loads: from the ticket that names a generation to KV in VRAM."""
+
+from __future__ import annotations
+
+import time
+
+from sessiond.connector.admission import Admission
+from sessiond.connector.limits import Limits
+from sessiond.connector.mover import protocol
+from sessiond.connector.moverwatch import JobDone, MoverWatch
+from sessiond.connector.requests import LoadState, Phase, TicketedRequest
+from sessiond.domain.reasons import Cause, Reason
+from sessiond.domain.tokens import TokenIds, to_bytes
+
+
+class Loads:
+    """The plans of all requests that may load.
+
+    A plan is opened by the mover, waits for room in the RAM tier, offers its chunks to vLLM and
+    is closed when its request ends, or fails.
+    """
+
+    def __init__(self, limits: Limits, mover: MoverWatch) -> None:
+        self._limits = limits
+        self._mover = mover
+        self._admission = Admission(limits.ram_chunks)
+        self._open: dict[int, TicketedRequest] = {}
+        self._loading: dict[int, TicketedRequest] = {}  # by job id
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a plan is open."""
+        return bool(self._open)
+
+    def open(self, request: TicketedRequest, plan_id: int, tokens: TokenIds[int]) -> None:
+        """Ask the mover for the chunks of the ticket's generation that *tokens* may use."""
+        ticket = request.ticket
+        deadline_s = request.arrived_s + self._limits.plan_deadline_s
+        request.load = LoadState(plan_id, deadline_s)
+        self._open[plan_id] = request
+        self._mover.tell(
+            protocol.OpenLoad(
+                plan_id=plan_id,
+                tenant=ticket.tenant,
+                session=ticket.session,
+                generation=ticket.generation,
+                adapter_digest="",
+                payload=to_bytes(tokens),
+            )
+        )
+
+    def opened(self, message: protocol.LoadOpened) -> None:
+        """The mover has opened a plan."""
+        request = self._open.get(message.plan_id)
+        if request is None or request.load is None:
+            return
+        request.causes.extend(Cause.from_json(cause) for cause in message.causes)
+        request.load.chunks = message.chunks
+        request.load.phase = Phase.WAITING
+
+    def is_ready(self, request: TicketedRequest, vram_tokens: int, now_s: float) -> bool:
+        """Whether vLLM may look up the request's chunks now."""
+        load = request.load
+        if load is None or load.phase is Phase.CLOSED:
+            return True
+        if load.jobs:
+            return False  # a scan of all chunks could only find that they are on their way
+        if now_s > load.deadline_s:
+            self.close(request, Cause(Reason.DEADLINE, load.phase.name.lower()))
+            return True
+        if load.phase is Phase.WAITING:
+            self._try_admit(request, load, vram_tokens)
+        return load.phase is Phase.ADMITTED
+
+    def offers(self, request: TicketedRequest, chunk: int) -> bool:
+        """Whether this chunk may be read from disk for the request."""
+        load = request.load
+        if load is None or time.monotonic() > load.deadline_s:
+            return False
+        return load.offers(chunk)
+
+    def start(self, request: TicketedRequest, job_id: int, items: list[list[int]]) -> None:
+        """Read chunks into slots: pairs of (chunk index, slot)."""
+        load = request.load
+        if load is None or load.plan_id not in self._open or not self._mover.is_usable:
+            self._mover.report(JobDone(job_id, frozenset(), all_good=False))
+            return
+        load.jobs.add(job_id)
+        self._loading[job_id] = request
+        chunks = frozenset(chunk for chunk, _ in items)
+        self._mover.begin(job_id, chunks)
+        self._mover.tell(protocol.Load(job_id, load.plan_id, items))
+
+    def done(self, message: protocol.LoadDone) -> None:
+        """The mover has read, and verified, what it could."""
+        job = self._mover.end(message.job_id)
+        if job is None:
+            return
+        failed = frozenset(message.failed)
+        good = job.chunks - failed
+        request = self._loading.pop(message.job_id, None)
+        if request is not None and request.load is not None:
+            request.load.jobs.discard(message.job_id)
+            request.load.failed |= failed
+            request.load.from_disk |= good
+            request.causes.extend(Cause.from_json(cause) for cause in message.causes)
+        self._mover.report(
+            JobDone(message.job_id, good, not failed, message.seconds, message.read_bytes)
+        )
+
+    def in_vram(self, request: TicketedRequest) -> None:
+        """The request's chunks were copied: its share of the RAM tier is free again."""
+        self._admission.release(request.request_id)
+        load = request.load
+        if load is not None and load.phase is Phase.ADMITTED:
+            # If it is preempted, vLLM asks again, and it has to be admitted again.
+            load.phase = Phase.WAITING
+            load.deadline_s = time.monotonic() + self._limits.plan_deadline_s
+
+    def close(self, request: TicketedRequest, cause: Cause | None = None) -> None:
+        """Offer nothing more; *cause* says why if the request is not over."""
+        load = request.load
+        self._admission.release(request.request_id)
+        if load is None or load.phase is Phase.CLOSED:
+            return
+        load.phase = Phase.CLOSED
+        if cause is not None:
+            request.causes.append(cause)
+        if self._open.pop(load.plan_id, None) is not None:
+            self._mover.tell(protocol.ClosePlan(load.plan_id))
+
+    def lose(self) -> None:
+        """The mover has died: no open plan gets an answer any more."""
+        for request in list(self._open.values()):
+            self.close(request, Cause(Reason.MOVER_FAILED))
+        for job_id, request in self._loading.items():
+            if request.load is not None:
+                request.load.jobs.discard(job_id)
+        self._loading.clear()
+
+    def _try_admit(self, request: TicketedRequest, load: LoadState, vram_tokens: int) -> None:
+        begin = self._limits.chunks_in(vram_tokens)
+        usable = min(load.chunks, self._limits.chunks_in(request.target_tokens))
+        wanted = max(0, usable - begin)
+        granted = self._admission.try_admit(request.request_id, wanted)
+        if granted is None:
+            return
+        load.phase = Phase.ADMITTED
+        load.end_chunk = begin + granted
+        if granted < wanted:
+            request.causes.append(Cause(Reason.RAM_TIER_TOO_SMALL))

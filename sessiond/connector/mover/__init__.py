@@ -1,0 +1,1 @@
+"""The mover: the process beside vLLM that does all file I/O, checksums and compression."""

@@ -1,0 +1,49 @@
+"""``python -m sessiond.connector.mover SOCKET_FD REGION_FD``: started by the engine only."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from sessiond.connector.mover import protocol
+from sessiond.connector.mover.server import Mover
+
+# Below the engine's own score: when memory is short, the mover is the one to lose.
+_OOM_SCORE_ADJ = 500
+
+
+def main() -> NoReturn:
+    """Serve until the engine's end of the socket closes; then end at once."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s sessiond mover: %(message)s")
+    # Ctrl-C and service managers signal the whole group; the mover ends with its engine instead.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _stand_aside()
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    hello = protocol.receive(sock)
+    if not isinstance(hello, protocol.Hello):
+        os._exit(1)
+    region_fd = int(sys.argv[2])
+    region = mmap.mmap(region_fd, hello.region_chunks * hello.chunk_bytes, mmap.MAP_SHARED)
+    os.close(region_fd)
+    mover = Mover(hello, memoryview(region), lambda message: protocol.send(sock, message))
+    while (message := protocol.receive(sock)) is not None:
+        mover.handle(message)
+    # Whatever is half done belongs to an engine that is gone: nothing of it may be committed.
+    os._exit(0)
+
+
+def _stand_aside() -> None:
+    # vLLM binds its threads to cores; the mover inherits that and must not.
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE_ADJ))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""Loading: from a snapshot's segments, verified, into slots of the RAM tier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from sessiond.connector.mover.failures import cause_of
+from sessiond.connector.mover.protocol import OpenLoad
+from sessiond.domain.errors import SessiondError
+from sessiond.domain.fingerprint import FieldClass, Fingerprint, causes, compare
+from sessiond.domain.ids import SegmentId, SessionId, TenantId
+from sessiond.domain.reasons import Cause, Reason
+from sessiond.domain.snapshot import ChunkRecord, Manifest
+from sessiond.domain.tokens import chain_digests, common_prefix_tokens, from_bytes
+from sessiond.store.segments import SegmentReader, WantedChunk
+from sessiond.store.store import Store
+
+
+@dataclass
+class LoadPlan:
+    """The chunks of one snapshot that one prompt may use; its segments stay locked."""
+
+    records: tuple[ChunkRecord, ...] = ()
+    chain: list[bytes] = field(default_factory=list)
+    readers: dict[SegmentId, SegmentReader] = field(default_factory=dict)
+
+    @property
+    def chunks(self) -> int:
+        """Leading chunks of the prompt that can be loaded."""
+        return len(self.records)
+
+    def load(
+        self, items: list[list[int]], slot: Callable[[int], memoryview], bytes_digest: bytes
+    ) -> dict[int, Exception | None]:
+        """Fill slots; a slot is touched only with verified bytes. May run in several threads.
+
+        :param items: pairs of (chunk index, slot)
+        :return: the error, or ``None``, by chunk index
+        """
+        results: dict[int, Exception | None] = {}
+        for segment_id, part in self._by_segment(items).items():
+            wanted = [
+                WantedChunk(self.records[index], self.chain[index], slot(slot_index))
+                for index, slot_index in part
+            ]
+            errors = self.readers[segment_id].load(wanted, bytes_digest)
+            results.update(zip((index for index, _ in part), errors, strict=True))
+        return results
+
+    def stored_bytes(self, index: int) -> int:
+        """Bytes on disk of one chunk."""
+        return self.records[index].stored_bytes
+
+    def close(self) -> None:
+        """Unlock and close the segments."""
+        for reader in self.readers.values():
+            reader.close()
+
+    def _by_segment(self, items: list[list[int]]) -> dict[SegmentId, list[list[int]]]:
+        grouped: dict[SegmentId, list[list[int]]] = {}
+        for item in items:
+            grouped.setdefault(self.records[item[0]].segment_id, []).append(item)
+        return grouped
+
+
+def open_load(store: Store, live: Fingerprint, asked: OpenLoad) -> tuple[LoadPlan, list[Cause]]:
+    """Open what a prompt may use of a snapshot: its longest common prefix in whole chunks.
+
+    Everything that can be known without reading KV is checked here: seal, fingerprint, adapter,
+    tokens, known bad chunks, and that each segment is there, whole and locked.
+    """
+    tokens = from_bytes(asked.payload)
+    tenant, session = TenantId(asked.tenant), SessionId(asked.session)
+    try:
+        manifest = store.read_manifest(tenant, session, asked.generation)
+    except (SessiondError, OSError) as error:
+        return LoadPlan(), [cause_of(error)]
+    refused = _refusal(manifest, live, asked.adapter_digest)
+    if refused:
+        return LoadPlan(), refused
+    common = common_prefix_tokens(manifest.tokens, tokens)
+    usable = [chunk for chunk in manifest.chunks if chunk.end_token <= common]
+    found: list[Cause] = []
+    if common < min(len(manifest.tokens), len(tokens)):
+        found.append(Cause(Reason.DIVERGED, detail=f"at token {common}"))
+    readers, problem = _open_segments(store, usable)
+    if problem is not None:
+        found.insert(0, problem)
+    records = _good_prefix(store, usable, readers)
+    if problem is None and len(records) < len(usable):
+        found.insert(0, Cause(Reason.SNAPSHOT_CORRUPT))
+    chain = chain_digests(tokens, manifest.chunk_tokens)[: len(records)]
+    return LoadPlan(tuple(records), chain, readers), found
+
+
+def _refusal(manifest: Manifest, live: Fingerprint, adapter_digest: str) -> list[Cause]:
+    mismatches = compare(manifest.fingerprint, live)
+    refused = causes(mismatches, FieldClass.BYTES)
+    if manifest.adapter_digest != adapter_digest:
+        refused.append(
+            Cause(Reason.ADAPTER_MISMATCH, stored=manifest.adapter_digest, live=adapter_digest)
+        )
+    return refused
+
+
+def _open_segments(
+    store: Store, records: list[ChunkRecord]
+) -> tuple[dict[SegmentId, SegmentReader], Cause | None]:
+    """Open the segments in the order of use, up to the first that cannot be opened."""
+    readers: dict[SegmentId, SegmentReader] = {}
+    for record in records:
+        if record.segment_id in readers:
+            continue
+        try:
+            readers[record.segment_id] = store.open_segment(record.segment_id)
+        except (SessiondError, OSError) as error:
+            return readers, cause_of(error)
+    return readers, None
+
+
+def _good_prefix(
+    store: Store, records: list[ChunkRecord], readers: dict[SegmentId, SegmentReader]
+) -> list[ChunkRecord]:
+    bad = {segment_id: store.bad_chunks(segment_id) for segment_id in readers}
+    good = []
+    for record in records:
+        if record.segment_id not in readers or record.offset_bytes in bad[record.segment_id]:
+            break
+        good.append(record)
+    return good

@@ -1,0 +1,181 @@
+"""Suspending: from slots of the RAM tier into segments, then the manifest."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Any
+
+from sessiond.connector.mover.protocol import Hello, OpenSuspend
+from sessiond.domain.errors import SessiondError
+from sessiond.domain.fingerprint import FieldClass, Fingerprint
+from sessiond.domain.ids import EngineId, SegmentId, SessionId, TenantId
+from sessiond.domain.reasons import Cause
+from sessiond.domain.snapshot import ChunkRecord, Manifest, SnapshotSummary
+from sessiond.domain.tokens import chain_digests, common_prefix_tokens, from_bytes
+from sessiond.store.checksums import ChunkPosition
+from sessiond.store.codecs import Codec
+from sessiond.store.segments import SegmentReader, SegmentWriter
+from sessiond.store.store import Store
+
+
+class SuspendPlan:
+    """One round of one suspend. Used by the writer thread alone.
+
+    Chunks that the parent generation holds already (same tenant, fingerprint, adapter and token
+    chain) are referenced, not written again; their segments stay locked until the commit.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        hello: Hello,
+        fingerprint: Fingerprint,
+        asked: OpenSuspend,
+    ) -> None:
+        self._began_s = time.monotonic()
+        self._store = store
+        self._hello = hello
+        self._fingerprint = fingerprint
+        self._bytes_digest = fingerprint.digest(FieldClass.BYTES)
+        self._tenant = TenantId(asked.tenant)
+        self._session = SessionId(asked.session)
+        self._generation = asked.generation
+        self._adapter_digest = asked.adapter_digest
+        self._tokens = from_bytes(asked.payload)
+        self._chain = chain_digests(self._tokens, hello.chunk_tokens)
+        self._writers: list[SegmentWriter] = []
+        self._locked: dict[SegmentId, SegmentReader] = {}
+        self._cause: Cause | None = None
+        parent = self._find_parent()
+        self._parent_generation = parent.generation if parent else 0
+        self._shared = self._lock_shared(parent) if parent else []
+        self._written: dict[int, ChunkRecord] = {}
+
+    @property
+    def durable_chunks(self) -> int:
+        """Leading chunks that need not be handed over."""
+        return len(self._shared)
+
+    def append(self, index: int, raw: memoryview) -> None:
+        """Write one chunk.
+
+        :raises StoreError: it could not be written
+        :raises OSError: the same
+        """
+        if self._cause is not None or index < len(self._shared) or index in self._written:
+            return
+        size = self._hello.chunk_tokens
+        position = ChunkPosition(0, index * size, (index + 1) * size, self._chain[index])
+        self._written[index] = self._writer().append(position, raw, Codec[self._codec_name()])
+
+    def fail(self, cause: Cause) -> None:
+        """Remember why nothing more is written; what came before it may still be committed."""
+        self._cause = self._cause or cause
+
+    def commit(self) -> tuple[dict[str, Any] | None, list[Cause]]:
+        """Make segments, then the manifest, durable.
+
+        :return: the summary (``None`` if there is nothing new to commit) and why chunks lack
+        :raises StoreError: nothing was committed
+        :raises OSError: the same
+        """
+        records = self._gapless()
+        causes = [self._cause] if self._cause else []
+        if len(records) == len(self._shared):
+            return None, causes
+        for writer in self._writers:
+            writer.finish()
+        manifest = self._manifest(records)
+        self._store.commit_manifest(manifest)
+        return asdict(self._summary(manifest)), causes
+
+    def close(self) -> None:
+        """Unlock; discard what was not finished."""
+        for writer in self._writers:
+            writer.close()
+        for reader in self._locked.values():
+            reader.close()
+
+    def _find_parent(self) -> Manifest | None:
+        for generation in reversed(self._store.generations(self._tenant, self._session)):
+            if generation >= self._generation:
+                continue
+            try:
+                manifest = self._store.read_manifest(self._tenant, self._session, generation)
+            except (SessiondError, OSError):
+                continue  # a snapshot that cannot be read shares nothing
+            return manifest if self._may_share(manifest) else None
+        return None
+
+    def _may_share(self, parent: Manifest) -> bool:
+        return (
+            parent.bytes_digest == self._bytes_digest
+            and parent.adapter_digest == self._adapter_digest
+            and parent.chunk_tokens == self._hello.chunk_tokens
+        )
+
+    def _lock_shared(self, parent: Manifest) -> list[ChunkRecord]:
+        common = common_prefix_tokens(parent.tokens, self._tokens)
+        shared: list[ChunkRecord] = []
+        for record in parent.chunks:
+            if record.end_token > common or not self._lock(record):
+                break
+            shared.append(record)
+        return shared
+
+    def _lock(self, record: ChunkRecord) -> bool:
+        if record.segment_id not in self._locked:
+            try:
+                self._locked[record.segment_id] = self._store.open_segment(record.segment_id)
+            except (SessiondError, OSError):
+                return False
+        return record.offset_bytes not in self._store.bad_chunks(record.segment_id)
+
+    def _codec_name(self) -> str:
+        return self._hello.codec.upper().replace("-", "_")
+
+    def _writer(self) -> SegmentWriter:
+        limit = self._hello.segment_limit_bytes
+        if not self._writers or self._writers[-1].size_bytes >= limit:
+            self._writers.append(self._store.new_segment(self._tenant, self._bytes_digest))
+        return self._writers[-1]
+
+    def _gapless(self) -> list[ChunkRecord]:
+        records = list(self._shared)
+        while (record := self._written.get(len(records))) is not None:
+            records.append(record)
+        return records
+
+    def _manifest(self, records: list[ChunkRecord]) -> Manifest:
+        return Manifest(
+            tenant=self._tenant,
+            session=self._session,
+            generation=self._generation,
+            parent_generation=self._parent_generation,
+            engine_id=self._hello.engine_id,
+            adapter_digest=self._adapter_digest,
+            created_unix_s=time.time(),
+            fingerprint=self._fingerprint,
+            chunk_tokens=self._hello.chunk_tokens,
+            tokens=self._tokens,
+            chunks=tuple(records),
+        )
+
+    def _summary(self, manifest: Manifest) -> SnapshotSummary:
+        new_bytes = sum(record.stored_bytes for record in manifest.chunks[len(self._shared) :])
+        return SnapshotSummary(
+            generation=manifest.generation,
+            parent_generation=manifest.parent_generation,
+            created_unix_s=manifest.created_unix_s,
+            tokens_total=len(manifest.tokens),
+            tokens_restorable=manifest.restorable_tokens,
+            chunks=len(manifest.chunks),
+            raw_bytes=manifest.raw_bytes,
+            stored_bytes=manifest.stored_bytes,
+            new_bytes=new_bytes,
+            shared_bytes=manifest.stored_bytes - new_bytes,
+            seconds=time.monotonic() - self._began_s,
+            engine_id=EngineId(manifest.engine_id),
+            model="",
+        )

@@ -1,0 +1,98 @@
+"""What the connector keeps of one ticketed request while it lives in the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
+
+from sessiond.domain.heads import TurnSplit
+from sessiond.domain.reasons import Cause
+from sessiond.domain.tickets import Ticket
+from sessiond.domain.tokens import TokenIds
+
+
+@dataclass(frozen=True)
+class ArrivingRequest:
+    """What vLLM tells of a request when it arrives."""
+
+    request_id: str
+    tokens: TokenIds[int]
+    kv_transfer_params: Mapping[str, Any] | None
+    cache_salt: str | None
+    adapter: str | None  #: name of its LoRA adapter
+    plain_text: bool  #: neither images nor embeddings
+
+
+@dataclass(frozen=True)
+class FinishedRequest:
+    """What vLLM tells of a request when it has finished."""
+
+    request_id: str
+    tokens: TokenIds[int]  #: prompt and output
+    computed_tokens: int
+    aborted: bool
+    preemptions: int
+
+
+class Phase(Enum):
+    """How far a plan is."""
+
+    OPENING = auto()  #: the mover opens the snapshot
+    WAITING = auto()  #: for room in the RAM tier
+    ADMITTED = auto()  #: its chunks are offered to vLLM
+    CLOSED = auto()  #: nothing (more) is offered
+
+
+@dataclass
+class LoadState:
+    """The plan of a request that may load a snapshot."""
+
+    plan_id: int
+    deadline_s: float  #: monotonic
+    phase: Phase = Phase.OPENING
+    chunks: int = 0  #: leading chunks that the snapshot offers
+    end_chunk: int = 0  #: the first chunk that is not offered
+    failed: set[int] = field(default_factory=set)
+    from_disk: set[int] = field(default_factory=set)
+    jobs: set[int] = field(default_factory=set)
+
+    def offers(self, chunk: int) -> bool:
+        """Whether this chunk may be promoted."""
+        return self.phase is Phase.ADMITTED and chunk < self.end_chunk and chunk not in self.failed
+
+
+@dataclass
+class SuspendState:
+    """The plan of a suspend request."""
+
+    plan_id: int
+    deadline_s: float
+    opened: bool = False
+    durable_chunks: int = 0
+    finished_well: bool = False
+
+
+@dataclass
+class TicketedRequest:
+    """One request with a valid ticket."""
+
+    request_id: str
+    ticket: Ticket
+    arrived_s: float  #: monotonic
+    prompt_tokens: int
+    target_tokens: int  #: whole chunks of the prompt
+    vram_tokens: int = 0  #: of the prompt, found in VRAM at the last look
+    newly_matched: bool = False  #: and blocks not yet given
+    held: bool = False  #: it lacks KV; nothing is computed for it, its sender will cancel it
+    finished: bool = False
+    load: LoadState | None = None
+    suspend: SuspendState | None = None
+    split: TurnSplit = field(default_factory=TurnSplit)
+    causes: list[Cause] = field(default_factory=list)
+
+    @property
+    def session_key(self) -> tuple[str, str]:
+        """The session that it belongs to."""
+        return self.ticket.tenant, self.ticket.session

@@ -1,0 +1,392 @@
+"""A fake vLLM server with sessiond's connector: an ASGI application over a real store.
+
+It speaks completions and the ticket protocol faithfully, and can be driven into what no real
+engine can be driven into at will: lost answers, hang-ups, evictions, lies about cached tokens.
+It computes nothing; its reply to a prompt is a function of the prompt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import httpx
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from sessiond.domain.engines import EngineInfo
+from sessiond.domain.errors import SnapshotNotFoundError, StoreError, TicketError
+from sessiond.domain.fingerprint import Fingerprint
+from sessiond.domain.heads import Branch, Head, TurnSplit, begin_turn, end_turn
+from sessiond.domain.ids import EngineId, SessionId, TenantId, new_hex_id
+from sessiond.domain.keys import salt_hash
+from sessiond.domain.reasons import Cause, Reason
+from sessiond.domain.tickets import ANSWER_PARAM, TICKET_PARAM, Ticket, TicketOp, verify
+from sessiond.domain.tokens import (
+    TokenIds,
+    common_prefix_tokens,
+    head_digest,
+    token_ids,
+    whole_chunk_tokens,
+)
+from sessiond.testing.fake_kv import FakeKv, KeepError, Wish, fake_fields
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from starlette.requests import Request
+    from starlette.types import Receive, Scope, Send
+
+    from sessiond.store.store import Store
+
+_VOCABULARY = 50_000
+_LIFETIME_S = 60.0
+
+
+@dataclass
+class Faults:
+    """What goes wrong from now on; operations by the names of :class:`TicketOp`."""
+
+    no_connector: bool = False  #: plain vLLM: tickets mean nothing
+    lost_answers: set[str] = field(default_factory=set)  #: the work is done, the answer is not
+    hangs: set[str] = field(default_factory=set)  #: nothing is done and nothing answered
+    http_errors: dict[str, int] = field(default_factory=dict)
+    refusals: dict[str, Reason] = field(default_factory=dict)  #: ``ok`` is false, for this reason
+    uncounted_tokens: int = 0  #: vLLM reports this many cached tokens too few
+    no_details: bool = False  #: vLLM reports no cached tokens
+    slow_s: float = 0.0  #: a suspend or resume takes this much longer
+    stale_heads: int = 0  #: so many commits find that the head moved on
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One request as it arrived."""
+
+    op: str  #: empty without a ticket
+    prompt_tokens: int
+    cache_salt: str
+
+
+@dataclass
+class _Call:
+    prompt: TokenIds[int]
+    salt: str
+    max_tokens: int
+    ticket: Ticket
+
+
+@dataclass(frozen=True)
+class _Settled:
+    facts: Mapping[str, Any]
+    causes: tuple[Cause, ...] = ()
+
+
+class FakeEngine:
+    """One engine; alive from its making until :meth:`close`."""
+
+    def __init__(
+        self,
+        store: Store,
+        url: str = "http://engine",
+        *,
+        fields: Mapping[str, str | int] | None = None,
+        ram_tier_chunks: int = 1024,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._now = now
+        self.info = _info(url, fake_fields(fields), ram_tier_chunks, now())
+        self.faults = Faults()
+        self.seen: list[Seen] = []
+        self.aborted: list[str] = []  #: operations whose request was hung up on
+        self._store = store
+        self._kv = FakeKv(store, self.info)
+        self._file = store.publish_engine(self.info)
+        self._resident: dict[str, list[TokenIds[int]]] = {}
+        self._heads: dict[tuple[str, str], Head] = {}
+        self._settled: dict[str, asyncio.Future[_Settled]] = {}
+        self._app = Starlette(
+            routes=[
+                Route("/health", self._health),
+                Route("/v1/completions", self._completions, methods=["POST"]),
+            ]
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve as ASGI."""
+        await self._app(scope, receive, send)
+
+    def close(self) -> None:
+        """End the engine, as its death would."""
+        self._file.close()
+
+    def update(self, **changes: Any) -> None:  # noqa: ANN401 - any field of EngineInfo
+        """Change what the engine tells of itself."""
+        self.info = replace(self.info, **changes)
+        self._file.update(self.info)
+
+    def evict(self, keep_tokens: int = 0) -> None:
+        """Forget all KV but the first tokens of each context."""
+        for salt, contexts in self._resident.items():
+            self._resident[salt] = [tokens[:keep_tokens] for tokens in contexts]
+
+    def begin_turn(self, tenant: TenantId, session_id: SessionId) -> None:
+        """Let a turn be in flight from now on."""
+        self._write_head(begin_turn(self._head(tenant, session_id), self._now()))
+
+    def end_turn(self, tenant: TenantId, session_id: SessionId) -> None:
+        """End a turn that left nothing."""
+        self._write_head(end_turn(self._head(tenant, session_id), None, self._now()))
+
+    async def _health(self, _request: Request) -> Response:
+        return Response()
+
+    async def _completions(self, request: Request) -> Response:
+        body = await request.json()
+        prompt, salt = token_ids(body["prompt"]), str(body.get("cache_salt") or "")
+        text = (body.get("kv_transfer_params") or {}).get(TICKET_PARAM)
+        ticket = self._verified(text, salt)
+        op = ticket.op.value if ticket else ""
+        self.seen.append(Seen(op, len(prompt), salt))
+        if op in self.faults.http_errors:
+            error = {"error": {"message": f"No. See /var/log/engine/{op}.log."}}
+            return JSONResponse(error, self.faults.http_errors[op])
+        if op in self.faults.hangs:
+            await self._hang(request, op)
+        if ticket is None or self.faults.no_connector:
+            return JSONResponse(self._completion(prompt, salt, 1, None))
+        call = _Call(prompt, salt, int(body.get("max_tokens", 16)), ticket)
+        response = await self._ticketed(request, call)
+        if op in self.faults.lost_answers:
+            raise httpx.ReadError("The connection was lost.")
+        return response
+
+    def _verified(self, text: str | None, salt: str) -> Ticket | None:
+        if not text:
+            return None
+        try:
+            ticket = verify(text, self._store.keys.ticket_key, self._now())
+        except TicketError:
+            return None
+        mine = ticket.engine_id == self.info.engine_id
+        return ticket if mine and ticket.salt_hash == salt_hash(salt) else None
+
+    async def _ticketed(self, request: Request, call: _Call) -> Response:
+        op = call.ticket.op
+        if op.value in self.faults.refusals:
+            return self._answer(call, ok=False, causes=(Cause(self.faults.refusals[op.value]),))
+        if op in (TicketOp.COMMIT, TicketOp.OUTCOME):
+            settled = await asyncio.wait_for(self._future(call.ticket), _LIFETIME_S)
+            return self._answer(call, facts=settled.facts, causes=settled.causes)
+        if op is not TicketOp.TURN:
+            await asyncio.sleep(self.faults.slow_s)
+        handlers: dict[TicketOp, Callable[[_Call], Awaitable[_Settled | Response]]] = {
+            TicketOp.TURN: self._turn,
+            TicketOp.SUSPEND: self._suspend,
+            TicketOp.RESUME: self._resume,
+        }
+        ended = await handlers[op](call)
+        if isinstance(ended, Response):
+            return ended
+        await self._hang(request, op.value)
+        raise AssertionError("unreachable")
+
+    async def _turn(self, call: _Call) -> Response:
+        key = TenantId(call.ticket.tenant), SessionId(call.ticket.session)
+        self.begin_turn(*key)
+        split = self._split(call)
+        reply = _reply(call.prompt, call.max_tokens)
+        tokens = call.prompt + reply
+        self._resident.setdefault(call.salt, []).append(tokens[:-1])
+        branch = Branch(tokens, "", salt_hash(call.salt), self._now(), split)
+        self._write_head(end_turn(self._head(*key), branch, self._now()))
+        return self._answer(call, split=split, facts={"generation": call.ticket.generation})
+
+    async def _suspend(self, call: _Call) -> _Settled | Response:
+        asked = whole_chunk_tokens(len(call.prompt) - 1, self.info.chunk_tokens)
+        resident = self._cached(call.prompt, call.salt)
+        settled = self._refused_suspend(call, asked, resident)
+        if settled is None:
+            settled = self._kept(call, asked, resident)
+        self._settle(call.ticket, settled)
+        return self._answer(call) if settled.facts["committed"] else settled
+
+    def _refused_suspend(self, call: _Call, asked: int, resident: int) -> _Settled | None:
+        head = self._head(TenantId(call.ticket.tenant), SessionId(call.ticket.session))
+        facts = {"committed": False, "available_tokens": resident}
+        if head.turns_in_flight:
+            return _Settled(facts, (Cause(Reason.TURN_IN_FLIGHT),))
+        digests = [head_digest(branch.tokens) for branch in head.branches]
+        if self.faults.stale_heads or call.ticket.head_digest not in digests:
+            self.faults.stale_heads = max(0, self.faults.stale_heads - 1)
+            return _Settled(facts, (Cause(Reason.HEAD_STALE),))
+        if resident < asked:
+            return _Settled(facts, (Cause(Reason.KV_EVICTED),))
+        return None
+
+    def _kept(self, call: _Call, asked: int, resident: int) -> _Settled:
+        ticket, started_s = call.ticket, time.monotonic()
+        head = self._head(TenantId(ticket.tenant), SessionId(ticket.session))
+        tokens = next(
+            branch.tokens
+            for branch in head.branches
+            if head_digest(branch.tokens) == ticket.head_digest
+        )
+        chunks = asked // self.info.chunk_tokens
+        wish = Wish(head_tenant(head), head_session(head), ticket.generation, tokens, chunks)
+        try:
+            kept = self._kv.keep(wish, self.info.ram_tier_chunks)
+        except KeepError as error:
+            facts = {"committed": False, "available_tokens": resident}
+            return _Settled(facts, (Cause(error.reason),))
+        told = kept.facts(time.monotonic() - started_s)
+        return _Settled({"committed": True, "available_tokens": resident, **told})
+
+    async def _resume(self, call: _Call) -> _Settled | Response:
+        split, reason = self._look(call)
+        asked = len(call.prompt) - 1
+        causes = (Cause(reason),) if reason else ()
+        settled = _Settled({"loadable_tokens": split.cached_tokens}, causes)
+        self._settle(call.ticket, settled)
+        if split.cached_tokens < asked:
+            return settled
+        self._resident.setdefault(call.salt, []).append(call.prompt[:-1])
+        return self._answer(call, split=split)
+
+    def _split(self, call: _Call) -> TurnSplit:
+        return self._look(call)[0]
+
+    def _look(self, call: _Call) -> tuple[TurnSplit, Reason | None]:
+        """Return where the prompt's KV would come from, and why not more of it from disk."""
+        vram = self._cached(call.prompt, call.salt)
+        total, reason = vram, None
+        manifest = self._manifest(call.ticket)
+        if manifest is not None:
+            loaded = self._kv.load(manifest, call.prompt[:-1])
+            reach = vram + self.info.ram_tier_chunks * self.info.chunk_tokens
+            total, reason = max(vram, min(loaded.tokens, reach)), loaded.reason
+            if reach < loaded.tokens:
+                reason = Reason.RAM_TIER_TOO_SMALL
+        elif call.ticket.generation:
+            reason = Reason.SNAPSHOT_MISSING
+        return TurnSplit(len(call.prompt), vram, 0, total - vram), reason
+
+    def _manifest(self, ticket: Ticket) -> Any:  # noqa: ANN401 - Manifest or None
+        if not ticket.generation:
+            return None
+        try:
+            return self._store.read_manifest(
+                TenantId(ticket.tenant), SessionId(ticket.session), ticket.generation
+            )
+        except (StoreError, SnapshotNotFoundError):
+            return None
+
+    def _cached(self, prompt: TokenIds[int], salt: str) -> int:
+        contexts = self._resident.get(salt, [])
+        # The last token of a prompt is always computed.
+        found = max((common_prefix_tokens(prompt[:-1], one) for one in contexts), default=0)
+        return whole_chunk_tokens(found, self.info.chunk_tokens)
+
+    def _answer(
+        self,
+        call: _Call,
+        *,
+        ok: bool = True,
+        causes: tuple[Cause, ...] = (),
+        facts: Mapping[str, Any] | None = None,
+        split: TurnSplit | None = None,
+    ) -> Response:
+        cached = split.cached_tokens if split else self._cached(call.prompt, call.salt)
+        ours: dict[str, Any] = {
+            "engine_id": self.info.engine_id,
+            "op": call.ticket.op.value,
+            "ok": ok,
+            "causes": [cause.as_json() for cause in causes],
+            **(facts or {}),
+        }
+        if split:
+            ours["split"] = {
+                "prompt_tokens": split.prompt_tokens,
+                "vram_tokens": split.vram_tokens,
+                "ram_tokens": split.ram_tokens,
+                "disk_tokens": split.disk_tokens,
+            }
+        body = self._completion(call.prompt, call.salt, call.max_tokens, cached)
+        return JSONResponse({**body, "kv_transfer_params": {ANSWER_PARAM: ours}})
+
+    def _completion(
+        self, prompt: TokenIds[int], salt: str, max_tokens: int, cached: int | None
+    ) -> dict[str, Any]:
+        counted = self._cached(prompt, salt) if cached is None else cached
+        usage: dict[str, Any] = {"prompt_tokens": len(prompt), "completion_tokens": max_tokens}
+        if not self.faults.no_details:
+            told = max(0, counted - self.faults.uncounted_tokens)
+            usage["prompt_tokens_details"] = {"cached_tokens": told}
+        choice = {"index": 0, "text": "", "token_ids": list(_reply(prompt, max_tokens))}
+        return {"model": self.info.model, "choices": [choice], "usage": usage}
+
+    async def _hang(self, request: Request, op: str) -> None:
+        """Hold a request until its sender hangs up."""
+        try:
+            while not await request.is_disconnected():
+                await asyncio.sleep(0.01)
+        finally:
+            self.aborted.append(op)
+        raise httpx.ReadError("The sender hung up.")
+
+    def _future(self, ticket: Ticket) -> asyncio.Future[_Settled]:
+        loop = asyncio.get_running_loop()
+        return self._settled.setdefault(ticket.operation_id, loop.create_future())
+
+    def _settle(self, ticket: Ticket, settled: _Settled) -> None:
+        self._future(ticket).set_result(settled)
+
+    def _head(self, tenant: TenantId, session_id: SessionId) -> Head:
+        empty = Head(tenant, session_id, self.info.engine_id, 0, 0, self._now(), ())
+        return self._heads.get((tenant, session_id), empty)
+
+    def _write_head(self, head: Head) -> None:
+        self._heads[head.tenant, head.session] = head
+        self._store.write_head(head)
+
+
+def _info(
+    url: str, facts: Mapping[str, str | int], ram_tier_chunks: int, now_unix_s: float
+) -> EngineInfo:
+    return EngineInfo(
+        engine_id=EngineId(new_hex_id()),
+        url=url,
+        model="smol",
+        pid=os.getpid(),
+        started_unix_s=now_unix_s,
+        heartbeat_unix_s=now_unix_s,
+        fingerprint=Fingerprint(facts),
+        chunk_tokens=int(facts["chunk_tokens"]),
+        chunk_bytes=4096,
+        ram_tier_chunks=ram_tier_chunks,
+        max_model_tokens=8192,
+        vllm_version="0.32.0",
+    )
+
+
+def head_tenant(head: Head) -> TenantId:
+    """Return the head's tenant."""
+    return TenantId(head.tenant)
+
+
+def head_session(head: Head) -> SessionId:
+    """Return the head's session."""
+    return SessionId(head.session)
+
+
+def _reply(prompt: TokenIds[int], max_tokens: int) -> TokenIds[int]:
+    seed = hashlib.sha256(prompt.tobytes()).digest()
+    return token_ids(
+        int.from_bytes(hashlib.sha256(seed + at.to_bytes(4, "big")).digest()[:4], "big")
+        % _VOCABULARY
+        for at in range(max_tokens)
+    )

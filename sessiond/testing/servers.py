@@ -1,0 +1,218 @@
+"""Starts servers as processes, waits until they are ready, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from sessiond.connector import leftovers
+
+_POLL_S = 0.1
+_LOG_TAIL_LINES = 40
+
+
+class ServerFailedError(RuntimeError):
+    """The server ended, or was not ready in time; the message holds the end of its log."""
+
+
+class Server:
+    """One server process in a process group of its own.
+
+    :param command: what to run
+    :param ready_url: answers 200 when the server is ready
+    :param log: its output
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        ready_url: str,
+        log: Path,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self._ready_url = ready_url
+        self._log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(  # noqa: S603 - callers run our own programs
+                list(command),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(env or {})},
+                # Its own group: whatever it starts can be ended with it, and nothing else.
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """The process id, which is the process group's id too."""
+        return self._process.pid
+
+    def wait_ready(self, timeout_s: float = 180.0) -> Self:
+        """Return when the server answers.
+
+        :raises ServerFailedError: it ended, or *timeout_s* passed
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while time.monotonic() < deadline_s:
+            if self._process.poll() is not None:
+                raise ServerFailedError(self._failure(f"ended with {self._process.returncode}"))
+            if answers(self._ready_url):
+                return self
+            time.sleep(_POLL_S)
+        raise ServerFailedError(self._failure(f"was not ready after {timeout_s:.0f} s"))
+
+    def wait_end(self, timeout_s: float = 120.0) -> int:
+        """Wait until the server ends by itself and return its exit status."""
+        return self._process.wait(timeout_s)
+
+    def is_running(self) -> bool:
+        """Whether the server still runs."""
+        return self._process.poll() is None
+
+    def log_text(self) -> str:
+        """Return what the server has printed."""
+        return self._log.read_text(errors="replace")
+
+    def kill(self) -> None:
+        """SIGKILL the whole group, wait until every member is gone, remove its shared memory."""
+        shared = leftovers.mapped_by(group_members(self.pid))
+        self._signal_group(signal.SIGKILL)
+        self._process.wait()
+        self._wait_group_gone()
+        leftovers.reclaim(shared)
+
+    def stop(self, timeout_s: float = 30.0) -> None:
+        """SIGTERM the server, then kill what is left of its group."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout_s)
+        self.kill()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _signal_group(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+    def _wait_group_gone(self) -> None:
+        for _ in range(100):
+            if not group_members(self.pid):
+                return
+            self._signal_group(signal.SIGKILL)
+            time.sleep(_POLL_S)
+
+    def _failure(self, what: str) -> str:
+        tail = "\n".join(self.log_text().splitlines()[-_LOG_TAIL_LINES:])
+        return f"The server {what}. The end of its log:\n{tail}"
+
+
+def group_members(group: int) -> list[int]:
+    """Return the process ids of a process group that are no zombies."""
+    members = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, IndexError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[2]) == group and fields[0] != "Z":
+                members.append(int(stat.parent.name))
+    return members
+
+
+def answers(url: str) -> bool:
+    """Whether *url* answers with 200 right now."""
+    try:
+        with urllib.request.urlopen(url, timeout=2) as response:  # noqa: S310 - http on loopback
+            return bool(response.status == 200)
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+def free_port() -> int:
+    """Return a port on the loopback interface that nobody listens on now."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def engine_server(
+    model: Path,
+    log: Path,
+    *,
+    port: int,
+    env: Mapping[str, str],
+    options: Sequence[str] = (),
+) -> Server:
+    """Start ``sessiond engine`` on the CPU; not yet ready when returned."""
+    command = [
+        sys.executable,
+        "-m",
+        "sessiond.app.main",
+        "engine",
+        str(model),
+        "--port",
+        str(port),
+        "--host",
+        "127.0.0.1",
+        *CPU_ENGINE_OPTIONS,
+        *options,
+    ]
+    return Server(command, f"http://127.0.0.1:{port}/health", log, {**CPU_ENGINE_ENV, **env})
+
+
+def plain_engine_server(model: Path, log: Path, *, port: int, options: Sequence[str]) -> Server:
+    """Start vLLM without sessiond on the CPU; not yet ready when returned."""
+    command = [
+        sys.executable,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        str(model),
+        "--port",
+        str(port),
+        "--host",
+        "127.0.0.1",
+        "--enable-prompt-tokens-details",
+        *CPU_ENGINE_OPTIONS,
+        *options,
+    ]
+    return Server(command, f"http://127.0.0.1:{port}/health", log, CPU_ENGINE_ENV)
+
+
+def daemon_server(log: Path, *, port: int, env: Mapping[str, str]) -> Server:
+    """Start ``sessiond serve``; not yet ready when returned."""
+    command = [sys.executable, "-m", "sessiond.app.main", "serve"]
+    ports = {"SESSIOND_HOST": "127.0.0.1", "SESSIOND_PORT": str(port)}
+    return Server(command, f"http://127.0.0.1:{port}/readyz", log, {**ports, **env})
+
+
+_CORES = os.cpu_count() or 1
+CPU_ENGINE_OPTIONS = ("--enforce-eager", "--dtype", "bfloat16")
+CPU_ENGINE_ENV: Mapping[str, str] = {
+    "VLLM_CPU_KVCACHE_SPACE": "2",
+    "VLLM_CPU_OMP_THREADS_BIND": f"0-{min(_CORES, 8) - 1}" if _CORES > 1 else "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
