@@ -1,0 +1,80 @@
+"""The application: gates, routes, problems and their description."""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from fastapi import FastAPI
+
+from sessiond import __version__
+from sessiond.api import problems
+from sessiond.api.gates import AuthGate, SessionIdGate
+from sessiond.api.metrics import Metrics
+from sessiond.api.models_upkeep import ProblemOut
+from sessiond.api.others import admin_router, engines_router, health_router, operations_router
+from sessiond.api.sessions import sessions_router
+from sessiond.domain.ids import TenantId
+from sessiond.service.services import Services
+
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+
+_DESCRIPTION: Final = """\
+Suspends an agent's vLLM KV cache to disk while the agent is away, and resumes it: with proof
+that it was used again, or with the reason why it was recomputed.
+
+Errors are problem documents (RFC 9457) with a stable `code`. Long calls answer with their
+report, or with 202 and an operation after `?wait=` seconds.
+"""
+_PROBLEM: Final = {
+    "description": "An error, as a problem document.",
+    "content": {
+        problems.PROBLEM_MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemOut"}}
+    },
+}
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Who may call, and how long a call waits."""
+
+    tokens: Mapping[str, TenantId] = field(default_factory=dict, repr=False)  #: none: no check
+    operation_wait_s: float = 300.0
+
+
+def create_app(
+    services: Services, policy: Policy, metrics: Metrics, lifespan: Lifespan | None = None
+) -> FastAPI:
+    """Return the ASGI application over *services*."""
+    app = FastAPI(
+        title="sessiond",
+        version=__version__,
+        description=_DESCRIPTION,
+        lifespan=lifespan,
+        # A redirect from /v1/sessions/ would hide that the id is missing.
+        redirect_slashes=False,
+    )
+    app.include_router(sessions_router(services, policy.operation_wait_s))
+    app.include_router(operations_router(services))
+    app.include_router(engines_router(services))
+    app.include_router(admin_router(services))
+    app.include_router(health_router(services, metrics))
+    problems.install(app)
+    # The last one added is the first one passed.
+    app.add_middleware(SessionIdGate)
+    app.add_middleware(AuthGate, tokens=policy.tokens)
+    _describe_problems(app)
+    return app
+
+
+def _describe_problems(app: FastAPI) -> None:
+    """Let OpenAPI show problem documents where FastAPI would show its own error form."""
+    schema: dict[str, Any] = app.openapi()
+    for path in schema["paths"].values():
+        for operation in path.values():
+            operation["responses"].pop("422", None)
+            operation["responses"]["default"] = _PROBLEM
+    schemas = schema["components"]["schemas"]
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    schemas["ProblemOut"] = ProblemOut.model_json_schema()

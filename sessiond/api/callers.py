@@ -1,0 +1,46 @@
+"""What routes need to know of a call: the tenant, the session, the key and the wait."""
+
+from typing import Annotated
+
+from fastapi import Depends, Header, Path, Query, Request, Security
+from fastapi.security import HTTPBearer
+
+from sessiond.api.gates import TENANT_STATE
+from sessiond.domain.ids import SessionId, TenantId, parse_session_id
+
+_bearer = HTTPBearer(auto_error=False, description="A token from sessiond's configuration.")
+
+
+def _tenant(request: Request, _shown: Annotated[object, Security(_bearer)]) -> TenantId:
+    # The gate has checked the token; the scheme above is only for OpenAPI.
+    tenant: TenantId = getattr(request.state, TENANT_STATE)
+    return tenant
+
+
+def _session_id(
+    session_id: Annotated[str, Path(description="The session's id.", examples=["agent-7"])],
+) -> SessionId:
+    return parse_session_id(session_id)
+
+
+Tenant = Annotated[TenantId, Depends(_tenant)]
+SessionPath = Annotated[SessionId, Depends(_session_id)]
+IdempotencyKey = Annotated[
+    str,
+    Header(
+        description="1 to 255 printable characters of your choice. A repeated call with the "
+        "same key returns the first one's operation.",
+        examples=["suspend-agent-7-0001"],
+    ),
+]
+Wait = Annotated[
+    float | None,
+    Query(
+        ge=0,
+        le=3600,
+        allow_inf_nan=False,
+        description="Seconds to wait for the end; after them the answer is 202 and the call "
+        "goes on. Left out: the configured default.",
+        examples=[30],
+    ),
+]

@@ -1,0 +1,101 @@
+"""What every call passes before it is routed: who calls, and whether its session id is one.
+
+Plain ASGI, before routing: a router sees ``%2F`` as a slash and answers 404 or 405 to ids that
+deserve a 422, and it answers 404 to callers who should not learn what exists.
+"""
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import unquote
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from sessiond.api.problems import problem_response
+from sessiond.domain.errors import SessiondError, UnauthorizedError
+from sessiond.domain.ids import DEFAULT_TENANT, TenantId, parse_session_id
+
+_GUARDED: Final = "/v1"
+_SESSIONS: Final = "/v1/sessions/"
+#: The last part of addresses below one session.
+ACTIONS: Final = frozenset({"suspend", "resume", "ticket", "snapshots", "events", "probe"})
+#: Where the caller's tenant is kept in the request's state.
+TENANT_STATE: Final = "tenant"
+
+
+class AuthGate:
+    """Finds the caller's tenant; without configured tokens everybody is the default tenant."""
+
+    def __init__(self, app: ASGIApp, tokens: Mapping[str, TenantId]) -> None:
+        self._app = app
+        self._tenants = {_digest(token): tenant for token, tenant in tokens.items()}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the call on, or answer 401."""
+        if scope["type"] == "http" and _is_guarded(scope["path"]):
+            tenant = self._tenant(scope)
+            if tenant is None:
+                await problem_response(UnauthorizedError())(scope, receive, send)
+                return
+            scope.setdefault("state", {})[TENANT_STATE] = tenant
+        await self._app(scope, receive, send)
+
+    def _tenant(self, scope: Scope) -> TenantId | None:
+        if not self._tenants:
+            return DEFAULT_TENANT
+        given = _digest(_bearer(scope))
+        found = None
+        # All are compared, each in constant time, so that the time tells nothing.
+        for known, tenant in self._tenants.items():
+            if hmac.compare_digest(known, given):
+                found = tenant
+        return found
+
+
+class SessionIdGate:
+    """Answers 422 to an address with a malformed session id, however it is written."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the call on, or answer 422."""
+        if scope["type"] == "http":
+            written = _written_id(scope)
+            if written is not None:
+                try:
+                    parse_session_id(written)
+                except SessiondError as error:
+                    await problem_response(error)(scope, receive, send)
+                    return
+        await self._app(scope, receive, send)
+
+
+def _written_id(scope: Scope) -> str | None:
+    """Return the session id in the address as it was written; ``None`` if there is none."""
+    raw: bytes = scope.get("raw_path") or b""
+    path = raw.decode("latin-1").partition("?")[0]
+    if not path.startswith(_SESSIONS):
+        path = scope["path"]
+    if not path.startswith(_SESSIONS):
+        return None
+    rest = path.removeprefix(_SESSIONS)
+    before, _, last = rest.rpartition("/")
+    return unquote(before if last in ACTIONS and "/" in rest else rest)
+
+
+def _is_guarded(path: str) -> bool:
+    return path == _GUARDED or path.startswith(f"{_GUARDED}/")
+
+
+def _bearer(scope: Scope) -> str:
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            scheme, _, token = value.decode("latin-1").partition(" ")
+            return token.strip() if scheme.lower() == "bearer" else ""
+    return ""
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode()).digest()

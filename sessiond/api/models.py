@@ -1,0 +1,301 @@
+"""The JSON that goes in and out, with the words that OpenAPI shows."""
+
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from sessiond.domain.canonical import JsonValue
+from sessiond.domain.outcomes import Outcome
+from sessiond.domain.reasons import Cause, Reason
+from sessiond.domain.session import Event, Operation, OperationKind, OperationStatus, SessionState
+from sessiond.service.catalogue import Changes, View, ViewPage
+
+#: A year; longer means never, and ``pinned`` says that better.
+_MAX_IDLE_TIMEOUT_S = 31_536_000
+
+IdleTimeout = Annotated[
+    float | None,
+    Field(
+        ge=0,
+        le=_MAX_IDLE_TIMEOUT_S,
+        allow_inf_nan=False,
+        description="Seconds without a token after which the session is suspended; "
+        "null means the configured default.",
+        examples=[600],
+    ),
+]
+
+
+class Strict(BaseModel):
+    """A body that a client sends: unknown fields are refused, not ignored."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Answer(BaseModel):
+    """A body that sessiond sends; fields may be added in later versions."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+
+class SessionIn(Strict):
+    """A session to create."""
+
+    session_id: str | None = Field(
+        default=None,
+        description="1 to 64 letters, digits, '_' or '-', beginning with a letter or digit; "
+        "made by sessiond if left out.",
+        examples=["agent-7"],
+    )
+    model: str = Field(
+        default="",
+        max_length=512,
+        description="The model that the session is for; empty means whichever engine serves.",
+        examples=["smollm2-135m"],
+    )
+    idle_timeout_s: IdleTimeout = None
+    pinned: bool = Field(default=False, description="Whether sweeps leave the session alone.")
+
+
+class SessionPatch(Strict):
+    """What to change; a field that is left out stays as it is."""
+
+    idle_timeout_s: IdleTimeout = None
+    pinned: bool = Field(default=False, description="Whether sweeps leave the session alone.")
+
+    def changes(self) -> Changes:
+        """Translate: null is a value of its own, not "left out"."""
+        changes = Changes()
+        if "idle_timeout_s" in self.model_fields_set:
+            changes["idle_timeout_s"] = self.idle_timeout_s
+        if "pinned" in self.model_fields_set:
+            changes["pinned"] = self.pinned
+        return changes
+
+
+class ListQuery(Strict):
+    """Which sessions to list; a filter that is left out matches all."""
+
+    model: str | None = None
+    has_snapshot: bool | None = None
+    pinned: bool | None = None
+    after: str | None = Field(default=None, description="'next_after' of the page before.")
+    limit: int = Field(default=50, ge=1, le=1000)
+
+
+class CauseOut(Answer):
+    """Why KV was not kept or not used, with the two values that differ where there are two."""
+
+    reason: Reason = Field(description="A stable code.", examples=["weights_mismatch"])
+    sentence: str
+    hint: str
+    detail: str = ""
+    stored: Any = None
+    live: Any = None
+
+
+class SnapshotOut(Answer):
+    """One snapshot. Token counts, bytes on disk and the seconds that storing it took."""
+
+    generation: int = Field(examples=[1])
+    parent_generation: int = Field(description="0 where there is none.")
+    created_unix_s: float
+    tokens_total: int = Field(description="Tokens of the head.", examples=[6230])
+    tokens_restorable: int = Field(description="Of them, in whole chunks.", examples=[6144])
+    chunks: int = Field(examples=[48])
+    raw_bytes: int = Field(description="KV bytes when decoded.", examples=[141557760])
+    stored_bytes: int = Field(description="KV bytes on disk.", examples=[95551488])
+    new_bytes: int = Field(description="Written by this suspend.")
+    shared_bytes: int = Field(description="Taken over from earlier snapshots.")
+    seconds: float
+    engine_id: str
+    model: str
+
+
+class PresenceOut(Answer):
+    """What a live engine knows of the session."""
+
+    engine_id: str
+    turns_in_flight: int
+    head_tokens: int = Field(description="Tokens of the newest head; 0 without one.")
+    whole_chunk_tokens: int = Field(description="Of them, what a suspend can store.")
+    head_digest: str
+    idle_since_unix_s: float
+
+
+class SessionOut(Answer):
+    """A session and what is derived of it."""
+
+    session_id: str = Field(examples=["agent-7"])
+    tenant: str = Field(examples=["default"])
+    model: str
+    state: SessionState = Field(
+        description="running: a turn is in flight. active: its KV is believed to be in an "
+        "engine. suspended: the newest snapshot covers the head. cold: neither."
+    )
+    created_unix_s: float
+    updated_unix_s: float
+    idle_timeout_s: float | None
+    pinned: bool
+    snapshot: SnapshotOut | None = Field(description="The newest one.")
+    presence: PresenceOut | None = Field(description="Null if no live engine knows the session.")
+    resumed_on: str = Field(description="The engine that the newest resume filled; else empty.")
+    last_outcome: Outcome | None = Field(description="Of the newest resume.")
+    last_reason: str = Field(description="The first reason of the newest resume; may be empty.")
+
+    @classmethod
+    def of(cls, view: View) -> Self:
+        """Translate."""
+        session = view.session
+        outcome = session.last_outcome
+        return cls(
+            session_id=session.session_id,
+            tenant=session.tenant,
+            model=session.model,
+            state=view.state,
+            created_unix_s=session.created_unix_s,
+            updated_unix_s=session.updated_unix_s,
+            idle_timeout_s=session.idle_timeout_s,
+            pinned=session.pinned,
+            snapshot=SnapshotOut.model_validate(session.snapshot) if session.snapshot else None,
+            presence=PresenceOut.model_validate(view.presence) if view.presence else None,
+            resumed_on=session.resumed_on,
+            last_outcome=Outcome(outcome) if outcome else None,
+            last_reason=session.last_reason,
+        )
+
+
+class SessionsOut(Answer):
+    """A page of sessions, ordered by id."""
+
+    sessions: list[SessionOut]
+    next_after: str | None = Field(description="'after' of the next page; null on the last one.")
+
+    @classmethod
+    def of(cls, page: ViewPage) -> Self:
+        """Translate."""
+        return cls(
+            sessions=[SessionOut.of(view) for view in page.views], next_after=page.next_after
+        )
+
+
+class SuspendOut(Answer):
+    """How a suspend ended."""
+
+    operation_id: str
+    session_id: str
+    snapshot: SnapshotOut
+    rounds: int = Field(description="0 if the newest snapshot had everything already.")
+    missing_tokens: int = Field(description="Of the head's whole chunks, not in the snapshot.")
+    causes: list[CauseOut]
+    seconds: float
+
+
+class ResumeOut(Answer):
+    """How a resume ended."""
+
+    operation_id: str
+    session_id: str
+    outcome: Outcome = Field(
+        description="warm: the KV was still in the engine. restored. partial: a part of it. "
+        "recomputed: nothing was loaded, the next turn computes its prompt."
+    )
+    reason: str = Field(description="The first cause's code; empty without one.")
+    causes: list[CauseOut]
+    engine_id: str
+    generation: int = Field(description="The snapshot that was looked at; 0 if none.")
+    tokens_total: int
+    tokens_restorable: int
+    tokens_restored: int = Field(description="Proven to be in the engine, from wherever.")
+    disk_tokens: int = Field(description="Of them, loaded from disk.")
+    seconds: float
+
+
+class DeleteOut(Answer):
+    """How a delete ended."""
+
+    operation_id: str
+    session_id: str
+    manifests: int = Field(description="Snapshots that were removed.")
+    heads: int
+    collected: dict[str, Any] = Field(description="What of its bytes was freed at once.")
+
+
+class OperationOut(Answer):
+    """A long call."""
+
+    operation_id: str = Field(examples=["op-8f2b6c1d9e3a4b5c6d7e8f90"])
+    session_id: str
+    kind: OperationKind
+    status: OperationStatus
+    created_unix_s: float
+    finished_unix_s: float | None
+    result: dict[str, Any] | None = Field(
+        description="The report of one that succeeded; code, message and hint of a failed one."
+    )
+
+    @classmethod
+    def of(cls, operation: Operation) -> Self:
+        """Translate."""
+        return cls.model_validate(operation)
+
+
+class EventOut(Answer):
+    """One line of a session's audit trail."""
+
+    event_id: int
+    kind: str = Field(examples=["suspended"])
+    at_unix_s: float
+    detail: dict[str, Any]
+
+
+class EventsOut(Answer):
+    """A part of a session's audit trail, oldest first."""
+
+    events: list[EventOut]
+
+    @classmethod
+    def of(cls, events: list[Event]) -> Self:
+        """Translate."""
+        return cls(events=[EventOut.model_validate(event) for event in events])
+
+
+class SnapshotsOut(Answer):
+    """A session's snapshots, oldest first."""
+
+    snapshots: list[SnapshotOut]
+
+
+class PurgeIn(Strict):
+    """Which sessions to delete; a filter that is left out matches all."""
+
+    model: str | None = None
+    has_snapshot: bool | None = None
+    pinned: bool | None = Field(
+        default=None, description="Pinned sessions are deleted only if this is true."
+    )
+    dry_run: bool = Field(default=True, description="Only say what would be deleted.")
+
+
+class PurgeOut(Answer):
+    """What a purge deleted, or would delete."""
+
+    dry_run: bool
+    matched: int
+    deleted: int
+    failed: int
+    session_ids: list[str]
+
+
+def causes_out(causes: tuple[Cause, ...]) -> list[CauseOut]:
+    """Translate causes."""
+    return [CauseOut.model_validate(cause.as_json()) for cause in causes]
+
+
+def report_out(operation: Operation) -> dict[str, JsonValue]:
+    """Return the report of an operation that succeeded, with its ids."""
+    return {
+        "operation_id": operation.operation_id,
+        "session_id": operation.session_id,
+        **(operation.result or {}),
+    }

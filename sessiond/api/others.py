@@ -1,0 +1,107 @@
+"""Routes of operations, engines, upkeep and health."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Response
+
+from sessiond import __version__
+from sessiond.api import metrics as exposition
+from sessiond.api.callers import Tenant
+from sessiond.api.metrics import Metrics
+from sessiond.api.models import OperationOut, PurgeIn, PurgeOut
+from sessiond.api.models_turns import EngineDetailOut, EngineOut, EnginesOut, StrangerOut
+from sessiond.api.models_upkeep import HealthOut, ReadyOut, SweepOut
+from sessiond.domain.errors import EngineWithoutConnectorError
+from sessiond.domain.ids import OperationId
+from sessiond.service.catalogue import Wanted
+from sessiond.service.services import Services
+
+
+def operations_router(services: Services) -> APIRouter:
+    """Return the routes below ``/v1/operations``."""
+    router = APIRouter(prefix="/v1/operations", tags=["operations"])
+
+    @router.get("/{operation_id}")
+    async def show_operation(
+        tenant: Tenant, operation_id: Annotated[str, Path(examples=["op-8f2b6c1d9e3a4b5c6d7e8f90"])]
+    ) -> OperationOut:
+        """Show how far a long call is, and its result."""
+        found = await services.operations.get(tenant, OperationId(operation_id))
+        return OperationOut.of(found)
+
+    return router
+
+
+def engines_router(services: Services) -> APIRouter:
+    """Return the routes below ``/v1/engines``."""
+    router = APIRouter(prefix="/v1/engines", tags=["engines"])
+    engines = services.context.engines
+
+    @router.get("")
+    async def list_engines(_tenant: Tenant) -> EnginesOut:
+        """List the running engines, and configured servers that are none of ours."""
+        error = EngineWithoutConnectorError()
+        strangers = [
+            StrangerOut(url=url, code=error.code, detail=error.message, hint=error.hint)
+            for url in await engines.strangers()
+        ]
+        shown = [EngineOut.model_validate(engine) for engine in await engines.live()]
+        return EnginesOut(engines=shown, strangers=strangers)
+
+    @router.get("/{engine_id}")
+    async def show_engine(_tenant: Tenant, engine_id: str) -> EngineDetailOut:
+        """Show a running engine with its fingerprint."""
+        return EngineDetailOut.of(await engines.get(engine_id))
+
+    return router
+
+
+def admin_router(services: Services) -> APIRouter:
+    """Return the routes below ``/v1/admin``."""
+    router = APIRouter(prefix="/v1/admin", tags=["admin"])
+
+    @router.post("/sweep")
+    async def sweep(_tenant: Tenant) -> SweepOut:
+        """Run the idle sweep now, for the sessions of all tenants."""
+        return SweepOut.model_validate(await services.sweeper.sweep())
+
+    @router.post("/purge")
+    async def purge(tenant: Tenant, body: PurgeIn) -> PurgeOut:
+        """Delete the caller's sessions that match; without ``"dry_run": false`` only name them."""
+        wanted = Wanted(body.model, body.has_snapshot, body.pinned)
+        report = await services.purger.purge(tenant, wanted, dry_run=body.dry_run)
+        return PurgeOut(
+            dry_run=body.dry_run,
+            matched=report.matched,
+            deleted=report.deleted,
+            failed=report.failed,
+            session_ids=list(report.session_ids),
+        )
+
+    return router
+
+
+def health_router(services: Services, metrics: Metrics) -> APIRouter:
+    """Return the routes that need no token."""
+    router = APIRouter(tags=["health"])
+
+    @router.get("/healthz")
+    async def healthz() -> HealthOut:
+        """Tell that the daemon lives; looks at nothing else."""
+        return HealthOut(status="ok", version=__version__)
+
+    @router.get("/readyz")
+    async def readyz() -> ReadyOut:
+        """Tell whether registry and store answer. Engines may come and go."""
+        await services.context.blocking(services.context.registry.check)
+        live = await services.context.engines.live()
+        return ReadyOut(status="ready", live_engines=len(live))
+
+    @router.get("/metrics", response_class=Response)
+    async def show_metrics() -> Response:
+        """Show what operations did, in Prometheus' text form."""
+        live = await services.context.engines.live()
+        text = metrics.exposition(len(live))
+        return Response(text, media_type=exposition.CONTENT_TYPE)
+
+    return router

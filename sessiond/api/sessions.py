@@ -1,0 +1,158 @@
+"""Routes of sessions."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Response
+from fastapi.responses import JSONResponse
+
+from sessiond.api.callers import IdempotencyKey, SessionPath, Tenant, Wait
+from sessiond.api.models import (
+    DeleteOut,
+    EventsOut,
+    ListQuery,
+    OperationOut,
+    ResumeOut,
+    SessionIn,
+    SessionOut,
+    SessionPatch,
+    SessionsOut,
+    SnapshotOut,
+    SnapshotsOut,
+    SuspendOut,
+    report_out,
+)
+from sessiond.api.models_turns import ProbeOut, TicketOut
+from sessiond.api.problems import result_response
+from sessiond.domain.ids import parse_session_id
+from sessiond.domain.session import Operation, OperationStatus
+from sessiond.service.catalogue import Changes, Wanted
+from sessiond.service.services import Services
+
+_STARTED: dict[int | str, dict[str, Any]] = {
+    202: {"model": OperationOut, "description": "It goes on; see Location."}
+}
+
+
+def sessions_router(services: Services, wait_default_s: float) -> APIRouter:
+    """Return the routes below ``/v1/sessions``."""
+    router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
+    _add_catalogue(router, services)
+    _add_history(router, services)
+    _add_turns(router, services)
+    _add_long_calls(router, services, wait_default_s)
+    return router
+
+
+def _add_catalogue(router: APIRouter, services: Services) -> None:
+    catalogue = services.catalogue
+
+    @router.post("", status_code=201)
+    async def create_session(
+        tenant: Tenant, body: SessionIn, response: Response, idempotency_key: IdempotencyKey = ""
+    ) -> SessionOut:
+        """Create a session. Its id names it from now on; nothing is stored yet."""
+        wanted = None if body.session_id is None else parse_session_id(body.session_id)
+        options = Changes(idle_timeout_s=body.idle_timeout_s, pinned=body.pinned)
+        view = await catalogue.create(tenant, wanted, body.model, key=idempotency_key, **options)
+        response.headers["Location"] = f"/v1/sessions/{view.session.session_id}"
+        return SessionOut.of(view)
+
+    @router.get("")
+    async def list_sessions(tenant: Tenant, query: Annotated[ListQuery, Query()]) -> SessionsOut:
+        """List sessions that are not deleted, ordered by id."""
+        wanted = Wanted(query.model, query.has_snapshot, query.pinned)
+        return SessionsOut.of(await catalogue.page(tenant, wanted, query.after, query.limit))
+
+    @router.get("/{session_id}")
+    async def show_session(tenant: Tenant, session_id: SessionPath) -> SessionOut:
+        """Show a session: its state, its newest snapshot, its newest outcome."""
+        return SessionOut.of(await catalogue.show(tenant, session_id))
+
+    @router.patch("/{session_id}")
+    async def change_session(
+        tenant: Tenant, session_id: SessionPath, body: SessionPatch
+    ) -> SessionOut:
+        """Change a session's idle timeout or pin."""
+        return SessionOut.of(await catalogue.change(tenant, session_id, body.changes()))
+
+
+def _add_history(router: APIRouter, services: Services) -> None:
+    catalogue = services.catalogue
+
+    @router.get("/{session_id}/snapshots")
+    async def list_snapshots(tenant: Tenant, session_id: SessionPath) -> SnapshotsOut:
+        """List a session's snapshots, oldest first."""
+        found = await catalogue.snapshots(tenant, session_id)
+        return SnapshotsOut(snapshots=[SnapshotOut.model_validate(one) for one in found])
+
+    @router.get("/{session_id}/events")
+    async def list_events(
+        tenant: Tenant,
+        session_id: SessionPath,
+        after: Annotated[int, Query(ge=0, description="The last event id seen.")] = 0,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    ) -> EventsOut:
+        """Read a session's audit trail, also after it was deleted."""
+        return EventsOut.of(await catalogue.events(tenant, session_id, after, limit))
+
+
+def _add_turns(router: APIRouter, services: Services) -> None:
+    @router.post("/{session_id}/ticket")
+    async def make_ticket(tenant: Tenant, session_id: SessionPath) -> TicketOut:
+        """Get what makes one request to vLLM a turn of the session; valid for minutes."""
+        return TicketOut.of(await services.turns.ticket(tenant, session_id))
+
+    @router.get("/{session_id}/probe")
+    async def probe_session(tenant: Tenant, session_id: SessionPath) -> ProbeOut:
+        """Ask whether the session would resume here, and why not; changes nothing."""
+        return ProbeOut.of(await services.turns.probe(tenant, session_id))
+
+
+def _add_long_calls(router: APIRouter, services: Services, wait_default_s: float) -> None:
+    lifecycle = services.lifecycle
+
+    async def ended(operation: Operation, wait_s: float | None) -> JSONResponse:
+        operation = await services.operations.wait(
+            operation, wait_default_s if wait_s is None else wait_s
+        )
+        return operation_response(operation)
+
+    @router.post("/{session_id}/suspend", response_model=SuspendOut, responses=_STARTED)
+    async def suspend_session(
+        tenant: Tenant,
+        session_id: SessionPath,
+        wait: Wait = None,
+        idempotency_key: IdempotencyKey = "",
+    ) -> JSONResponse:
+        """Write the session's KV to the store. A turn that arrives meanwhile is served."""
+        operation = await lifecycle.suspend(tenant, session_id, idempotency_key)
+        return await ended(operation, wait)
+
+    @router.post("/{session_id}/resume", response_model=ResumeOut, responses=_STARTED)
+    async def resume_session(
+        tenant: Tenant,
+        session_id: SessionPath,
+        wait: Wait = None,
+        idempotency_key: IdempotencyKey = "",
+    ) -> JSONResponse:
+        """Bring the session's KV back into an engine, and say what really happened."""
+        operation = await lifecycle.resume(tenant, session_id, idempotency_key)
+        return await ended(operation, wait)
+
+    @router.delete("/{session_id}", response_model=DeleteOut, responses=_STARTED)
+    async def delete_session(
+        tenant: Tenant, session_id: SessionPath, wait: Wait = None
+    ) -> JSONResponse:
+        """Delete a session with all its snapshots. Deleting it again finishes what was cut off."""
+        return await ended(await lifecycle.delete(tenant, session_id), wait)
+
+
+def operation_response(operation: Operation) -> JSONResponse:
+    """Return the report of an operation that has ended, or 202 with where to ask."""
+    if operation.status is OperationStatus.SUCCEEDED:
+        return JSONResponse(report_out(operation))
+    if operation.status is OperationStatus.FAILED:
+        return result_response(operation.result or {})
+    body = OperationOut.of(operation).model_dump(mode="json")
+    location = {"Location": f"/v1/operations/{operation.operation_id}"}
+    return JSONResponse(body, 202, headers=location)

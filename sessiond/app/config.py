@@ -1,0 +1,231 @@
+"""The one module that reads environment variables and the configuration file.
+
+Precedence: environment, file, default. Lower floors take plain values.
+"""
+
+import ipaddress
+import os
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Final, cast
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from sessiond.app.paths import default_key_file, default_store_root
+from sessiond.domain.errors import ConfigurationError, InvalidTenantError
+from sessiond.domain.ids import TenantId, parse_tenant
+from sessiond.service.limits import Limits
+
+ENV_PREFIX: Final = "SESSIOND_"
+#: Names the TOML file; without it there is none.
+FILE_VARIABLE: Final = "SESSIOND_CONFIG"
+
+_MIN_TOKEN_CHARS: Final = 16
+_DEFAULTS: Final = Limits()
+
+
+class Settings(BaseSettings):
+    """All settings of ``sessiond serve``. Each is a ``SESSIOND_*`` variable and a TOML key."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, frozen=True, extra="forbid", hide_input_in_errors=True
+    )
+
+    store_root: Path = Field(
+        default_factory=default_store_root, description="Folder of snapshots, on fast local disk."
+    )
+    key_file: Path | None = Field(
+        default=None,
+        description="File of the server key (32 bytes, made if missing); the engines need the "
+        "same. Default: server.key beside the store root.",
+    )
+    registry_url: str = Field(
+        default="",
+        description="Database of sessions, sqlite:////path or postgresql://…. "
+        "Default: registry.db beside the store root.",
+    )
+    host: str = Field(
+        default="127.0.0.1",
+        description="Address to listen on; any other than loopback needs tokens.",
+    )
+    port: int = Field(default=8600, ge=0, le=65535, description="Port to listen on; 0: any.")
+    tokens: dict[str, TenantId] = Field(
+        default_factory=dict,
+        repr=False,
+        description="Bearer tokens (16 characters or more) and their tenants, as a JSON object "
+        "or a TOML table. Without any, every caller is the tenant 'default'.",
+    )
+    engines: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        description="URLs of vLLM servers that should be there, separated by commas; engines "
+        "of the same store root are found without it.",
+    )
+    engine_api_key: str = Field(
+        default="", repr=False, description="Sent to the engines, if vLLM runs with --api-key."
+    )
+    idle_timeout_s: float = Field(
+        default=_DEFAULTS.idle_timeout_s,
+        ge=0,
+        allow_inf_nan=False,
+        description="Seconds without a token after which a session is suspended.",
+    )
+    sweep_interval_s: float = Field(
+        default=5.0, gt=0, le=3600, description="Seconds between two idle sweeps."
+    )
+    sweep_concurrency: int = Field(
+        default=_DEFAULTS.sweep_concurrency, ge=1, description="Suspends that a sweep runs at once."
+    )
+    suspend_deadline_s: float = Field(
+        default=_DEFAULTS.suspend_deadline_s,
+        gt=0,
+        le=3600,
+        description="Seconds that one round of a suspend may take.",
+    )
+    resume_deadline_s: float = Field(
+        default=_DEFAULTS.resume_deadline_s,
+        gt=0,
+        le=3600,
+        description="Seconds that one round of a resume may take; then the context is recomputed.",
+    )
+    operation_wait_s: float = Field(
+        default=300.0,
+        ge=0,
+        le=3600,
+        description="Seconds that a suspend or resume call waits for its end without '?wait='.",
+    )
+    lease_s: float = Field(
+        default=_DEFAULTS.lease_s,
+        ge=1,
+        le=3600,
+        description="Seconds after which an operation of a silent daemon is given up.",
+    )
+    shutdown_grace_s: float = Field(
+        default=30.0, ge=0, le=3600, description="Seconds that running operations get at the end."
+    )
+    threads: int = Field(
+        default=8, ge=1, le=256, description="Threads for the store and the registry."
+    )
+    log_level: str = Field(
+        default="info",
+        pattern="^(debug|info|warning|error)$",
+        description="debug, info, warning or error.",
+    )
+
+    @field_validator("engines", mode="before")
+    @classmethod
+    def _split_engines(cls, value: object) -> object:
+        if isinstance(value, str):
+            value = [part.strip() for part in value.split(",") if part.strip()]
+        if isinstance(value, (list, tuple)):
+            return tuple(str(url).rstrip("/") for url in value)
+        return value
+
+    @field_validator("engines")
+    @classmethod
+    def _check_engines(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for url in value:
+            if not url.startswith(("http://", "https://")):
+                raise ValueError("an engine's URL begins with http:// or https://")
+        return value
+
+    @field_validator("tokens")
+    @classmethod
+    def _check_tokens(cls, value: dict[str, TenantId]) -> dict[str, TenantId]:
+        for token, tenant in value.items():
+            if len(token) < _MIN_TOKEN_CHARS or not token.isascii() or not token.isprintable():
+                raise ValueError(f"a token has {_MIN_TOKEN_CHARS} or more ASCII characters")
+            try:
+                parse_tenant(tenant)
+            except InvalidTenantError as error:
+                raise ValueError(error.message) from error
+        return value
+
+    @field_validator("store_root", "key_file")
+    @classmethod
+    def _absolute(cls, value: Path | None) -> Path | None:
+        return value.expanduser().absolute() if value else value
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - named by the base class
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the same
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Read the command line's values, the environment and the file, in this order."""
+        file = os.environ.get(FILE_VARIABLE)
+        if not file:
+            return init_settings, env_settings
+        toml = TomlConfigSettingsSource(settings_cls, Path(file).expanduser())
+        return init_settings, env_settings, toml
+
+    @cached_property
+    def resolved_key_file(self) -> Path:
+        """The key file's path."""
+        return self.key_file or default_key_file(self.store_root)
+
+    @cached_property
+    def resolved_registry_url(self) -> str:
+        """The registry's URL."""
+        return self.registry_url or f"sqlite:///{self.store_root.parent / 'registry.db'}"
+
+    @cached_property
+    def limits(self) -> Limits:
+        """The service's numbers."""
+        return Limits(
+            idle_timeout_s=self.idle_timeout_s,
+            suspend_deadline_s=self.suspend_deadline_s,
+            resume_deadline_s=self.resume_deadline_s,
+            lease_s=self.lease_s,
+            sweep_concurrency=self.sweep_concurrency,
+        )
+
+
+def load_settings(**given: object) -> Settings:
+    """Return the settings; *given* ones, from the command line, come before all others.
+
+    :raises ConfigurationError: a value is not valid, or callers from other machines would need
+        no token.
+    """
+    file = os.environ.get(FILE_VARIABLE)
+    if file and not Path(file).expanduser().is_file():
+        raise ConfigurationError(f"{FILE_VARIABLE} names no file: {file}")
+    # From here on pydantic checks every value.
+    values = cast("dict[str, Any]", {k: v for k, v in given.items() if v is not None})
+    try:
+        settings = Settings(**values)
+    except ValidationError as error:
+        raise ConfigurationError(_shown(error)) from error
+    except ValueError as error:  # TOML or JSON that cannot be parsed
+        raise ConfigurationError(f"The configuration cannot be read: {error}") from error
+    if not settings.tokens and not _is_loopback(settings.host):
+        raise ConfigurationError(
+            f"Listening on {settings.host} needs tokens: "
+            "set SESSIOND_TOKENS, or listen on 127.0.0.1."
+        )
+    return settings
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _shown(error: ValidationError) -> str:
+    return "; ".join(
+        f"{ENV_PREFIX}{'_'.join(str(part) for part in found['loc'][:1]).upper()}: {found['msg']}"
+        for found in error.errors()
+    )

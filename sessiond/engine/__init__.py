@@ -1,0 +1,1 @@
+"""The daemon's view of a vLLM server, over HTTP."""

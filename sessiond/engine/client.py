@@ -1,0 +1,117 @@
+"""One place that sends requests to vLLM servers and names what goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import httpx
+
+from sessiond.domain.errors import (
+    DeadlineExceededError,
+    EngineRefusedError,
+    EngineUnreachableError,
+)
+from sessiond.domain.tickets import TICKET_PARAM
+from sessiond.engine.answers import Answer, read_answer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_CONNECT_TIMEOUT_S: Final = 5.0
+_PROBE_TIMEOUT_S: Final = 2.0
+_MAX_CONNECTIONS: Final = 64
+_SHOWN_CHARS: Final = 200
+_PATHS: Final = re.compile(r"(?<![\w:/])/[^\s'\",;]+")
+
+
+@dataclass(frozen=True)
+class TicketedRequest:
+    """One request that moves or reports KV; its single output token is thrown away."""
+
+    url: str  #: the engine's base URL, without a trailing slash
+    model: str
+    prompt: Sequence[int]
+    cache_salt: str
+    ticket: str
+
+
+def open_http(api_key: str = "") -> httpx.AsyncClient:
+    """Return the HTTP client for all engines; the caller closes it.
+
+    A proxy from the environment is not used: engines are reached directly.
+    """
+    return httpx.AsyncClient(
+        headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+        timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S),
+        limits=httpx.Limits(max_connections=_MAX_CONNECTIONS),
+        trust_env=False,
+    )
+
+
+class EngineClient:
+    """The daemon's side of the ticket protocol."""
+
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self._http = http
+
+    async def send(self, request: TicketedRequest, deadline_s: float) -> Answer:
+        """Send one ticketed request and return the connector's answer.
+
+        Cancelling this call closes the connection, on which the engine aborts the request.
+
+        :raises DeadlineExceededError: no answer within *deadline_s*.
+        :raises EngineUnreachableError: no connection, or it was lost.
+        :raises EngineRefusedError: the engine answered with an error.
+        :raises EngineWithoutConnectorError: the answer has no part of ours.
+        """
+        body = {
+            "model": request.model,
+            "prompt": list(request.prompt),
+            "max_tokens": 1,
+            "temperature": 0,
+            "cache_salt": request.cache_salt,
+            "kv_transfer_params": {TICKET_PARAM: request.ticket},
+        }
+        try:
+            async with asyncio.timeout(deadline_s):
+                response = await self._http.post(f"{request.url}/v1/completions", json=body)
+        except TimeoutError as error:
+            raise DeadlineExceededError(
+                f"The engine did not answer within {deadline_s:g} s."
+            ) from error
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise EngineUnreachableError from error
+        return read_answer(_json(response))
+
+    async def answers_http(self, url: str) -> bool:
+        """Whether some server answers HTTP at *url* within 2 s."""
+        try:
+            await self._http.get(f"{url}/health", timeout=_PROBE_TIMEOUT_S)
+        except (httpx.HTTPError, httpx.InvalidURL):
+            return False
+        return True
+
+
+def _json(response: httpx.Response) -> object:
+    if response.status_code != httpx.codes.OK:
+        raise EngineRefusedError(
+            f"The engine answered with HTTP {response.status_code}{_reason(response)}."
+        )
+    try:
+        body: object = response.json()
+    except ValueError as error:
+        raise EngineRefusedError("The engine's answer is not JSON.") from error
+    return body
+
+
+def _reason(response: httpx.Response) -> str:
+    """Return what vLLM says of its error, short and without paths of its machine."""
+    try:
+        message = response.json()["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        return ""
+    shown = _PATHS.sub("…", str(message))[:_SHOWN_CHARS].rstrip(".")
+    return f": {shown}"

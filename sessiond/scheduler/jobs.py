@@ -1,0 +1,54 @@
+"""The idle sweep and the recovery of abandoned operations, every few seconds.
+
+Both are functions of ``now`` that may run at any time and in any number of daemons; the
+scheduler only keeps two runs of one job in this daemon from overlapping.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from apscheduler.executors.asyncio import AsyncIOExecutor  # type: ignore[import-untyped]
+from apscheduler.schedulers.asyncio import AsyncIOScheduler  # type: ignore[import-untyped]
+
+from sessiond.domain.errors import SessiondError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from sessiond.service.services import Services
+
+_log = logging.getLogger(__name__)
+
+
+class Jobs:
+    """The running jobs of one daemon; make it inside the event loop."""
+
+    def __init__(self, services: Services, sweep_interval_s: float, lease_s: float) -> None:
+        self._scheduler = AsyncIOScheduler(
+            timezone="UTC",
+            executors={"default": AsyncIOExecutor()},
+            # A run that is late is done once, not once for each missed time.
+            job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
+        )
+        self._add("sweep", services.sweeper.sweep, sweep_interval_s)
+        self._add("recovery", services.recovery.recover, lease_s / 2)
+
+    def start(self) -> None:
+        """Begin; the first runs come one period later."""
+        self._scheduler.start()
+
+    def stop(self) -> None:
+        """End; a run in progress is cut off."""
+        self._scheduler.shutdown(wait=False)
+
+    def _add(self, name: str, job: Callable[[], Awaitable[object]], interval_s: float) -> None:
+        async def run() -> None:
+            try:
+                await job()
+            except SessiondError as error:
+                # The registry or the store is away: the next run tries again.
+                _log.warning("%s: %s", name, error.message)
+
+        self._scheduler.add_job(run, "interval", seconds=interval_s, id=name)

@@ -1,0 +1,244 @@
+"""Sessions as their owners see them: create, show, list, change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypedDict, Unpack, cast
+
+from sessiond.domain.errors import SessionNotFoundError, StoreError
+from sessiond.domain.ids import OperationId, SessionId, TenantId, new_session_id
+from sessiond.domain.session import Event, Presence, Session, SessionState, derive_state
+from sessiond.service.engines import newest_head, presence_of
+from sessiond.service.once import Once
+from sessiond.store.sessions import SessionRecord
+
+if TYPE_CHECKING:
+    from sessiond.domain.canonical import JsonValue
+    from sessiond.domain.engines import EngineInfo
+    from sessiond.domain.snapshot import SnapshotSummary
+    from sessiond.service.context import Context
+    from sessiond.service.snapshots import Snapshots
+
+
+@dataclass(frozen=True)
+class View:
+    """A session with what is derived from the heads."""
+
+    session: Session
+    state: SessionState
+    presence: Presence | None
+
+
+@dataclass(frozen=True)
+class ViewPage:
+    """A part of a list of sessions, ordered by id."""
+
+    views: tuple[View, ...]
+    next_after: str | None  #: ``after`` of the next page; ``None`` on the last one
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which sessions to list; ``None`` means all."""
+
+    model: str | None = None
+    has_snapshot: bool | None = None
+    pinned: bool | None = None
+
+
+class Changes(TypedDict, total=False):
+    """What the owner of a session may change."""
+
+    idle_timeout_s: float | None
+    pinned: bool
+
+
+class Catalogue:
+    """The sessions of all tenants."""
+
+    def __init__(self, context: Context, snapshots: Snapshots) -> None:
+        self._context = context
+        self._snapshots = snapshots
+
+    async def create(
+        self,
+        tenant: TenantId,
+        session_id: SessionId | None,
+        model: str = "",
+        *,
+        key: str = "",
+        **options: Unpack[Changes],
+    ) -> View:
+        """Add a session; its id is made here if none is given.
+
+        A session that the store knows and the registry does not is taken over, with its
+        snapshots. *key*, a client's idempotency key, makes a repeated call return the first
+        one's session.
+
+        :raises SessionExistsError: the tenant has one with this id.
+        """
+        session = self._new(tenant, session_id or new_session_id(), model, options)
+        if not key:
+            await self._context.blocking(self._create, session)
+            return await self.show(tenant, session.session_id)
+        request: list[JsonValue] = ["create", session_id, model, dict_of(options)]
+        once = Once(self._context, tenant, key, request)
+        earlier = await once.begin(OperationId(session.session_id))
+        if earlier is not None:
+            return await self.show(tenant, SessionId(earlier))
+        async with once.forgotten_on_error():
+            await self._context.blocking(self._create, session)
+        return await self.show(tenant, session.session_id)
+
+    async def get(self, tenant: TenantId, session_id: SessionId) -> Session:
+        """Return a session, with all that was committed for it.
+
+        :raises SessionNotFoundError: there is none, or it is deleted.
+        """
+        get = self._context.registry.get_session
+        session = await self._context.blocking(get, tenant, session_id)
+        if await self._snapshots.reconcile(session):
+            session = await self._context.blocking(get, tenant, session_id)
+        return session
+
+    async def show(self, tenant: TenantId, session_id: SessionId) -> View:
+        """Return a session with its state.
+
+        :raises SessionNotFoundError: there is none, or it is deleted.
+        """
+        session = await self.get(tenant, session_id)
+        (view,) = await self.views((session,))
+        return view
+
+    async def page(
+        self, tenant: TenantId, wanted: Wanted, after: str | None, limit: int
+    ) -> ViewPage:
+        """Return up to *limit* sessions, ordered by id, after *after*.
+
+        :raises InvalidInputError: *limit* is not between 1 and 1000.
+        """
+        page = await self._context.blocking(
+            self._context.registry.list_sessions,
+            tenant,
+            model=wanted.model,
+            has_snapshot=wanted.has_snapshot,
+            pinned=wanted.pinned,
+            after=after,
+            limit=limit,
+        )
+        return ViewPage(await self.views(page.sessions), page.next_after)
+
+    async def change(self, tenant: TenantId, session_id: SessionId, changes: Changes) -> View:
+        """Change some fields.
+
+        :raises SessionNotFoundError: there is none, or it is deleted.
+        """
+        await self._context.blocking(self._change, tenant, session_id, changes)
+        # One that was pinned has been left out by the sweeps.
+        self._context.watchlist.add((tenant, session_id), self._context.now())
+        return await self.show(tenant, session_id)
+
+    async def snapshots(self, tenant: TenantId, session_id: SessionId) -> list[SnapshotSummary]:
+        """Return the session's snapshots, oldest first.
+
+        :raises SessionNotFoundError: there is none, or it is deleted.
+        """
+        await self.get(tenant, session_id)
+        return await self._context.blocking(
+            self._context.registry.list_snapshots, tenant, session_id
+        )
+
+    async def events(
+        self, tenant: TenantId, session_id: SessionId, after: int, limit: int
+    ) -> list[Event]:
+        """Return up to *limit* events numbered above *after*; a deleted session has some too.
+
+        :raises SessionNotFoundError: there never was such a session.
+        """
+        registry = self._context.registry
+        await self._context.blocking(registry.get_session, tenant, session_id, include_deleted=True)
+        return await self._context.blocking(
+            registry.list_events, tenant, session_id, after=after, limit=limit
+        )
+
+    async def views(self, sessions: tuple[Session, ...]) -> tuple[View, ...]:
+        """Return the sessions with their states, in the same order."""
+        live = await self._context.engines.live()
+        return await self._context.blocking(self._look, sessions, live)
+
+    def _look(self, sessions: tuple[Session, ...], live: list[EngineInfo]) -> tuple[View, ...]:
+        return tuple(self._view(session, live) for session in sessions)
+
+    def _view(self, session: Session, live: list[EngineInfo]) -> View:
+        heads = self._context.store.read_heads(session.tenant, session.session_id)
+        presence = presence_of(session, newest_head(session, heads, live), live)
+        return View(session, derive_state(session, presence), presence)
+
+    def _new(
+        self, tenant: TenantId, session_id: SessionId, model: str, options: Changes
+    ) -> Session:
+        now = self._context.now()
+        return Session(
+            tenant=tenant,
+            session_id=session_id,
+            model=model,
+            created_unix_s=now,
+            updated_unix_s=now,
+            idle_timeout_s=options.get("idle_timeout_s"),
+            pinned=options.get("pinned", False),
+            deleted=False,
+            snapshot=None,
+            resumed_on="",
+            last_outcome="",
+            last_reason="",
+        )
+
+    def _create(self, session: Session) -> None:
+        store, registry = self._context.store, self._context.registry
+        reused = self._is_deleted(session)
+        registry.create_session(session)
+        try:
+            if reused:
+                # Its delete may have been interrupted before there was a tombstone.
+                store.delete_session(session.tenant, session.session_id)
+            store.write_session(record_of(session), create=True)
+        except StoreError:
+            registry.mark_deleted(session.tenant, session.session_id, self._context.now())
+            raise
+        registry.add_event(
+            session.tenant, session.session_id, "created", session.created_unix_s, {}
+        )
+
+    def _is_deleted(self, session: Session) -> bool:
+        """Whether a deleted session had this id."""
+        get = self._context.registry.get_session
+        try:
+            return get(session.tenant, session.session_id, include_deleted=True).deleted
+        except SessionNotFoundError:
+            return False
+
+    def _change(self, tenant: TenantId, session_id: SessionId, changes: Changes) -> None:
+        store, registry = self._context.store, self._context.registry
+        session = registry.update_session(
+            tenant, session_id, updated_unix_s=self._context.now(), **changes
+        )
+        store.write_session(record_of(session))
+        registry.add_event(tenant, session_id, "changed", session.updated_unix_s, dict_of(changes))
+
+
+def record_of(session: Session) -> SessionRecord:
+    """Return what the store keeps of a session, so that the registry can be rebuilt."""
+    return SessionRecord(
+        tenant=session.tenant,
+        session=session.session_id,
+        created_unix_s=session.created_unix_s,
+        updated_unix_s=session.updated_unix_s,
+        model=session.model,
+        idle_timeout_s=session.idle_timeout_s,
+        pinned=session.pinned,
+    )
+
+
+def dict_of(changes: Changes) -> dict[str, JsonValue]:
+    """Return *changes* as JSON."""
+    return cast("dict[str, JsonValue]", dict(changes))

@@ -1,0 +1,160 @@
+"""Which engines there are, and what they know of a session."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NoReturn
+
+from sessiond.domain.errors import (
+    EngineNotFoundError,
+    EngineUnreachableError,
+    EngineWithoutConnectorError,
+    NoEngineError,
+)
+from sessiond.domain.session import Presence, Session
+from sessiond.domain.tokens import head_digest
+from sessiond.service.judge import movable_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from sessiond.domain.engines import EngineInfo
+    from sessiond.domain.heads import Head
+    from sessiond.engine.client import EngineClient
+    from sessiond.service.blocking import Blocking
+    from sessiond.store.store import Store
+
+
+@dataclass(frozen=True)
+class Located:
+    """The newest head of a session and the live engine that wrote it."""
+
+    engine: EngineInfo
+    head: Head
+
+
+class Engines:
+    """The live engines of one store root."""
+
+    def __init__(
+        self, store: Store, client: EngineClient, blocking: Blocking, urls: Sequence[str]
+    ) -> None:
+        self._store = store
+        self._client = client
+        self._blocking = blocking
+        self._urls = tuple(urls)
+
+    async def live(self) -> list[EngineInfo]:
+        """Return the engines whose lock is held, the newest first."""
+        engines = await self._blocking(self._store.live_engines)
+        return sorted(engines, key=lambda engine: -engine.started_unix_s)
+
+    async def get(self, engine_id: str) -> EngineInfo:
+        """Return one live engine.
+
+        :raises EngineNotFoundError: there is no live one of that id.
+        """
+        for engine in await self.live():
+            if engine.engine_id == engine_id:
+                return engine
+        raise EngineNotFoundError
+
+    async def choose(self, model: str, preferred: str = "") -> EngineInfo:
+        """Return the engine that should serve *model* (empty: any), *preferred* if it can.
+
+        :raises NoEngineError: no engine runs, or none serves the model.
+        :raises EngineWithoutConnectorError: only servers without our connector answer.
+        :raises EngineUnreachableError: the engine did not tell its URL.
+        """
+        live = await self.live()
+        fitting = [engine for engine in live if model in ("", engine.model)]
+        if not fitting:
+            await self._raise_none(model, live)
+        engine = min(fitting, key=lambda e: (bool(e.tier_off), e.engine_id != preferred))
+        if not engine.url:
+            raise EngineUnreachableError(f"Engine {engine.engine_id} did not tell its URL.")
+        return engine
+
+    async def strangers(self) -> list[str]:
+        """Return the configured URLs that answer HTTP and belong to no engine of ours."""
+        known = {_comparable(engine.url) for engine in await self.live()}
+        unknown = [url for url in self._urls if _comparable(url) not in known]
+        answers = await asyncio.gather(*(self._client.answers_http(url) for url in unknown))
+        return [url for url, answered in zip(unknown, answers, strict=True) if answered]
+
+    async def locate(self, session: Session) -> Located | None:
+        """Return the newest head that a live engine wrote for the session."""
+        heads = await self._blocking(self._store.read_heads, session.tenant, session.session_id)
+        return newest_head(session, heads, await self.live())
+
+    async def presence(self, session: Session) -> Presence | None:
+        """Return where the session's KV is believed to be."""
+        return presence_of(session, await self.locate(session), await self.live())
+
+    async def _raise_none(self, model: str, live: Sequence[EngineInfo]) -> NoReturn:
+        strangers = await self.strangers()
+        if strangers:
+            raise EngineWithoutConnectorError(
+                f"The server at {strangers[0]} answers, but does not load sessiond's connector."
+            )
+        if live:
+            raise NoEngineError(f"No running engine serves the model {model!r}.")
+        raise NoEngineError
+
+
+def newest_head(
+    session: Session, heads: Iterable[Head], live: Iterable[EngineInfo]
+) -> Located | None:
+    """Return the newest head of a live engine; heads are hints, and the newest wins."""
+    engines: dict[str, EngineInfo] = {engine.engine_id: engine for engine in live}
+    known = [
+        head
+        for head in heads
+        if head.engine_id in engines and head.updated_unix_s >= session.created_unix_s
+    ]
+    if not known:
+        return None
+    newest = max(known, key=lambda head: (head.updated_unix_s, head.sequence))
+    # An engine remembers a deleted session whose id was given to this one.
+    ours = (b for b in newest.branches if b.updated_unix_s >= session.created_unix_s)
+    return Located(engines[newest.engine_id], replace(newest, branches=tuple(ours)))
+
+
+def presence_of(
+    session: Session, located: Located | None, live: Iterable[EngineInfo]
+) -> Presence | None:
+    """Return where the session's KV is believed to be."""
+    resumed_on = session.resumed_on
+    resumed_alive = any(engine.engine_id == resumed_on for engine in live)
+    resumed_unix_s = session.updated_unix_s if resumed_alive else 0.0
+    here = located is not None and located.engine.engine_id == resumed_on
+    if located and (here or located.head.updated_unix_s >= resumed_unix_s):
+        return _presence_of_head(located, resumed_unix_s if here else 0.0)
+    if not resumed_alive:
+        return None
+    return Presence(
+        engine_id=resumed_on,
+        turns_in_flight=0,
+        head_tokens=0,
+        whole_chunk_tokens=0,
+        head_digest="",
+        idle_since_unix_s=resumed_unix_s,
+    )
+
+
+def _presence_of_head(located: Located, resumed_unix_s: float) -> Presence:
+    branch, engine = located.head.main, located.engine
+    kv_tokens = branch.kv_tokens if branch else 0
+    return Presence(
+        engine_id=engine.engine_id,
+        turns_in_flight=located.head.turns_in_flight,
+        head_tokens=len(branch.tokens) if branch else 0,
+        whole_chunk_tokens=movable_tokens(kv_tokens, engine.chunk_tokens, engine.max_model_tokens),
+        head_digest=head_digest(branch.tokens) if branch else "",
+        idle_since_unix_s=max(located.head.updated_unix_s, resumed_unix_s),
+    )
+
+
+def _comparable(url: str) -> str:
+    return url.rstrip("/").replace("//localhost", "//127.0.0.1", 1)

@@ -1,0 +1,84 @@
+"""The pure rules: what covers a head, what a resume amounts to, who is idle."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sessiond.domain.fingerprint import FieldClass, Fingerprint
+from sessiond.domain.outcomes import Outcome
+from sessiond.domain.session import Presence, Session, SessionState, derive_state
+from sessiond.domain.snapshot import Manifest, SnapshotSummary
+from sessiond.domain.tokens import common_prefix_tokens, whole_chunk_tokens
+
+if TYPE_CHECKING:
+    from sessiond.domain.heads import Branch
+
+_STRICT = (FieldClass.BYTES, FieldClass.PROMPT)
+#: A request needs room for its first token after the prompt, and for the one that it samples.
+_REQUEST_TOKENS = 2
+
+
+def movable_tokens(kv_tokens: int, chunk_tokens: int, max_model_tokens: int) -> int:
+    """Return how many tokens one request of this engine can move: whole chunks only."""
+    return whole_chunk_tokens(
+        max(0, min(kv_tokens, max_model_tokens - _REQUEST_TOKENS)), chunk_tokens
+    )
+
+
+def kept_tokens(manifest: Manifest, branch: Branch, tokens: int, live: Fingerprint) -> int:
+    """Return how many of the first *tokens* tokens of *branch* a snapshot holds already.
+
+    Whole chunks only, and none if the snapshot was made by an engine unlike *live*.
+    """
+    alike = all(manifest.fingerprint.digest(kind) == live.digest(kind) for kind in _STRICT)
+    if not alike or manifest.adapter_digest != branch.adapter_digest:
+        return 0
+    common = common_prefix_tokens(manifest.tokens, branch.tokens)
+    return whole_chunk_tokens(
+        min(common, manifest.restorable_tokens, tokens), manifest.chunk_tokens
+    )
+
+
+def summarize(
+    manifest: Manifest, parent: Manifest | None, model: str, seconds: float
+) -> SnapshotSummary:
+    """Return what the interfaces tell of *manifest*; what its *parent* has too is shared."""
+    known = parent.segment_ids if parent else frozenset()
+    shared = sum(c.stored_bytes for c in manifest.chunks if c.segment_id in known)
+    return SnapshotSummary(
+        generation=manifest.generation,
+        parent_generation=manifest.parent_generation,
+        created_unix_s=manifest.created_unix_s,
+        tokens_total=len(manifest.tokens),
+        tokens_restorable=manifest.restorable_tokens,
+        chunks=len(manifest.chunks),
+        raw_bytes=manifest.raw_bytes,
+        stored_bytes=manifest.stored_bytes,
+        new_bytes=manifest.stored_bytes - shared,
+        shared_bytes=shared,
+        seconds=seconds,
+        engine_id=manifest.engine_id,
+        model=model,
+    )
+
+
+def conclude(target_tokens: int, restored_tokens: int, disk_tokens: int) -> Outcome:
+    """Return what a resume amounts to, by what was proven."""
+    if restored_tokens <= 0:
+        return Outcome.RECOMPUTED
+    if restored_tokens < target_tokens:
+        return Outcome.PARTIAL
+    return Outcome.RESTORED if disk_tokens else Outcome.WARM
+
+
+def is_due(
+    session: Session, presence: Presence, default_timeout_s: float, now_unix_s: float
+) -> bool:
+    """Whether the idle sweep should suspend the session at *now_unix_s*.
+
+    Idle means: no turn in flight, and the timeout has passed since the last token.
+    """
+    if derive_state(session, presence) is not SessionState.ACTIVE:
+        return False
+    timeout_s = default_timeout_s if session.idle_timeout_s is None else session.idle_timeout_s
+    return now_unix_s - presence.idle_since_unix_s >= timeout_s

@@ -1,0 +1,213 @@
+"""Suspend, resume and delete, as operations with a trail."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING, Unpack
+
+from sessiond.domain.errors import (
+    OperationInProgressError,
+    OperationNotFoundError,
+    SessiondError,
+)
+from sessiond.domain.ids import OperationId, SessionId, TenantId
+from sessiond.domain.outcomes import Outcome
+from sessiond.domain.session import Operation, OperationKind, Session
+from sessiond.service.once import Once
+from sessiond.service.operations import Claim, Operations, Result, Work, claim
+from sessiond.service.reports import (
+    delete_json,
+    first_reason,
+    problem_of,
+    resume_json,
+    suspend_json,
+)
+from sessiond.service.resume import Prospect, Resumer
+from sessiond.service.suspend import Plan, Suspender
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from sessiond.registry import SessionChanges
+    from sessiond.service.catalogue import Catalogue
+    from sessiond.service.context import Context
+    from sessiond.service.snapshots import Snapshots
+
+_log = logging.getLogger(__name__)
+
+
+class Lifecycle:
+    """Starts the long calls. Each returns the operation, which runs on by itself.
+
+    *key*, a client's idempotency key, makes a repeated call return the first one's operation.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        snapshots: Snapshots,
+        catalogue: Catalogue,
+        operations: Operations,
+    ) -> None:
+        self._context = context
+        self._catalogue = catalogue
+        self._suspender = Suspender(context, snapshots)
+        self._resumer = Resumer(context, snapshots)
+        self._operations = operations
+
+    async def suspend(self, tenant: TenantId, session_id: SessionId, key: str = "") -> Operation:
+        """Store the session's KV.
+
+        :raises SessionNotFoundError: there is no such session.
+        :raises TurnInFlightError: a turn is running.
+        :raises NothingToSuspendError: there is no whole chunk of KV.
+        :raises UnavailableError: no engine runs, and there is no snapshot either.
+        :raises OperationInProgressError: an operation of another kind holds the session.
+        """
+        wanted = claim(tenant, session_id, OperationKind.SUSPEND)
+
+        async def begin() -> Work:
+            session = await self._catalogue.get(tenant, session_id)
+            plan = await self._suspender.plan(session)
+            return partial(self._suspend, plan)
+
+        return await self._once(wanted, key, begin)
+
+    async def resume(self, tenant: TenantId, session_id: SessionId, key: str = "") -> Operation:
+        """Bring the session's KV back.
+
+        :raises SessionNotFoundError: there is no such session.
+        :raises UnavailableError: no engine can; the session stays as it is.
+        :raises OperationInProgressError: an operation of another kind holds the session.
+        """
+        wanted = claim(tenant, session_id, OperationKind.RESUME)
+
+        async def begin() -> Work:
+            session = await self._catalogue.get(tenant, session_id)
+            prospect = await self._resumer.look(session)
+            return partial(self._resume, prospect)
+
+        return await self._once(wanted, key, begin)
+
+    async def delete(self, tenant: TenantId, session_id: SessionId, key: str = "") -> Operation:
+        """Delete the session and its bytes; an interrupted delete may be repeated.
+
+        :raises SessionNotFoundError: there never was such a session.
+        :raises OperationInProgressError: an operation of another kind holds the session.
+        """
+        wanted = claim(tenant, session_id, OperationKind.DELETE)
+
+        async def begin() -> Work:
+            return partial(self._delete, tenant, session_id)
+
+        return await self._once(wanted, key, begin)
+
+    async def _once(
+        self, wanted: Claim, key: str, begin: Callable[[], Awaitable[Work]]
+    ) -> Operation:
+        """Start the operation, or return the one that the key stands for."""
+        if not key:
+            return await self._operations.start(wanted, await begin())
+        request = [wanted.kind.value, wanted.session_id]
+        once = Once(self._context, wanted.tenant, key, request)
+        earlier = await once.begin(wanted.operation_id)
+        if earlier is not None:
+            return await self._earlier(wanted.tenant, earlier)
+        async with once.forgotten_on_error():
+            operation = await self._operations.start(wanted, await begin())
+        if operation.operation_id != wanted.operation_id:  # joined one that ran already
+            await once.rebind(operation.operation_id)
+        return operation
+
+    async def _earlier(self, tenant: TenantId, operation_id: str) -> Operation:
+        try:
+            return await self._operations.get(tenant, OperationId(operation_id))
+        except OperationNotFoundError as error:
+            # The first call with this key has not come so far yet.
+            raise OperationInProgressError from error
+
+    async def _suspend(self, plan: Plan) -> Result:
+        session = plan.session
+        try:
+            report = await self._suspender.perform(plan)
+            await self._update(session, resumed_on="")
+        except SessiondError as error:
+            await self._failed(session, OperationKind.SUSPEND, error)
+            raise
+        result = suspend_json(report)
+        outcome = "partial" if report.missing_tokens else "complete"
+        reason = first_reason(report.causes)
+        self._context.observer.ended(OperationKind.SUSPEND, outcome, reason, report.seconds)
+        await self._event(session, "suspended", result)
+        return result
+
+    async def _resume(self, prospect: Prospect) -> Result:
+        session = prospect.session
+        try:
+            report = await self._resumer.perform(prospect)
+            await self._update(
+                session,
+                resumed_on=report.engine_id if report.tokens_restored else "",
+                last_outcome=report.outcome.value,
+                last_reason=first_reason(report.causes),
+            )
+        except SessiondError as error:
+            await self._failed(session, OperationKind.RESUME, error)
+            raise
+        self._context.watchlist.add((session.tenant, session.session_id), self._context.now())
+        result = resume_json(report)
+        self._context.observer.ended(
+            OperationKind.RESUME,
+            report.outcome.value,
+            first_reason(report.causes),
+            report.seconds,
+        )
+        await self._event(session, "resumed", result)
+        return result
+
+    async def _delete(self, tenant: TenantId, session_id: SessionId) -> Result:
+        started_s = monotonic()
+        registry, store = self._context.registry, self._context.store
+        # The order is what makes an interrupted delete repeatable: the registry hides the
+        # session first, then the tombstone keeps late commits out, then its files go.
+        now = self._context.now()
+        await self._context.blocking(registry.mark_deleted, tenant, session_id, now)
+        report = await self._context.blocking(store.delete_session, tenant, session_id)
+        result = delete_json(report)
+        seconds = monotonic() - started_s
+        self._context.observer.ended(OperationKind.DELETE, "complete", "", seconds)
+        await self._context.blocking(registry.add_event, tenant, session_id, "deleted", now, result)
+        return result
+
+    async def _failed(self, session: Session, kind: OperationKind, error: SessiondError) -> None:
+        """Leave a trace of a failure, which the caller raises."""
+        self._context.observer.ended(kind, Outcome.FAILED.value, error.code, 0.0)
+        try:
+            if kind is OperationKind.RESUME:
+                await self._update(
+                    session, last_outcome=Outcome.FAILED.value, last_reason=error.code
+                )
+            await self._event(session, f"{kind.value}_failed", problem_of(error))
+        except SessiondError:
+            _log.exception("a failed %s left no trace in the registry", kind.value)
+
+    async def _update(self, session: Session, **changes: Unpack[SessionChanges]) -> None:
+        changes["updated_unix_s"] = self._context.now()
+        await self._context.blocking(
+            self._context.registry.update_session,
+            session.tenant,
+            session.session_id,
+            **changes,
+        )
+
+    async def _event(self, session: Session, kind: str, detail: Result) -> None:
+        await self._context.blocking(
+            self._context.registry.add_event,
+            session.tenant,
+            session.session_id,
+            kind,
+            self._context.now(),
+            detail,
+        )

@@ -1,0 +1,176 @@
+"""Long calls: an operation row, a lease that is kept alive, and one end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from sessiond.domain.canonical import JsonValue
+from sessiond.domain.errors import OperationInProgressError, SessiondError
+from sessiond.domain.ids import OperationId, SessionId, TenantId, new_operation_id
+from sessiond.domain.session import Operation, OperationKind, OperationStatus
+from sessiond.service.reports import problem_of
+
+if TYPE_CHECKING:
+    from sessiond.service.context import Context
+
+_log = logging.getLogger(__name__)
+
+Result = dict[str, JsonValue]
+#: Does the work of an operation and returns its report.
+Work = Callable[[], Awaitable[Result]]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What an operation is to be, before it has begun."""
+
+    tenant: TenantId
+    session_id: SessionId
+    kind: OperationKind
+    operation_id: OperationId
+
+
+def claim(tenant: TenantId, session_id: SessionId, kind: OperationKind) -> Claim:
+    """Return a claim with a fresh operation id."""
+    return Claim(tenant, session_id, kind, new_operation_id())
+
+
+class Operations:
+    """Runs operations in the background, so that a client that hangs up ends none."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._tasks: dict[OperationId, asyncio.Task[None]] = {}
+
+    async def start(self, wanted: Claim, work: Work) -> Operation:
+        """Begin an operation, or join the one of the same kind that runs already.
+
+        :raises OperationInProgressError: one of another kind holds the session.
+        :raises SessionNotFoundError: there is no such session.
+        """
+        operation = self._new(wanted)
+        try:
+            await self._context.blocking(self._context.registry.begin_operation, operation)
+        except OperationInProgressError:
+            return await self._joined(wanted)
+        task = asyncio.create_task(self._drive(operation, work))
+        self._tasks[operation.operation_id] = task
+        task.add_done_callback(lambda _: self._tasks.pop(operation.operation_id, None))
+        return operation
+
+    async def get(self, tenant: TenantId, operation_id: OperationId) -> Operation:
+        """Return one operation as it is now.
+
+        :raises OperationNotFoundError: the tenant has none with this id.
+        """
+        return await self._context.blocking(
+            self._context.registry.get_operation, tenant, operation_id
+        )
+
+    async def wait(self, operation: Operation, wait_s: float) -> Operation:
+        """Return the operation when it has ended, or as it is after *wait_s*."""
+        task = self._tasks.get(operation.operation_id)
+        if task:
+            await asyncio.wait((task,), timeout=wait_s)
+            return await self.get(operation.tenant, operation.operation_id)
+        deadline_s = monotonic() + wait_s
+        while True:  # another daemon runs it: its row is all there is to watch
+            operation = await self.get(operation.tenant, operation.operation_id)
+            if operation.status is not OperationStatus.RUNNING or monotonic() >= deadline_s:
+                return operation
+            await asyncio.sleep(self._context.limits.poll_s)
+
+    async def drain(self, wait_s: float) -> None:
+        """Let running operations end; after *wait_s* they are cut off and left to recovery."""
+        tasks = tuple(self._tasks.values())
+        if not tasks:
+            return
+        _, late = await asyncio.wait(tasks, timeout=wait_s)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _new(self, wanted: Claim) -> Operation:
+        now = self._context.now()
+        return Operation(
+            operation_id=wanted.operation_id,
+            tenant=wanted.tenant,
+            session_id=wanted.session_id,
+            kind=wanted.kind,
+            status=OperationStatus.RUNNING,
+            owner=self._context.owner,
+            lease_until_unix_s=now + self._context.limits.lease_s,
+            created_unix_s=now,
+            finished_unix_s=None,
+            result=None,
+        )
+
+    async def _joined(self, wanted: Claim) -> Operation:
+        running = await self._context.blocking(
+            self._context.registry.running_operation,
+            wanted.tenant,
+            wanted.session_id,
+            self._context.now(),
+        )
+        if running is None or running.kind is not wanted.kind:
+            raise OperationInProgressError
+        return running
+
+    async def _drive(self, operation: Operation, work: Work) -> None:
+        status, result = await self._ended(operation, work)
+        try:
+            await self._context.blocking(
+                self._context.registry.finish_operation,
+                operation.operation_id,
+                operation.owner,
+                status,
+                result,
+                self._context.now(),
+            )
+        except SessiondError:
+            # The lease runs out and recovery finds the truth in the store.
+            _log.exception("the end of operation %s was not recorded", operation.operation_id)
+
+    async def _ended(self, operation: Operation, work: Work) -> tuple[OperationStatus, Result]:
+        worker = asyncio.ensure_future(work())
+        keeper = asyncio.create_task(self._keep_lease(operation))
+        try:
+            await asyncio.wait((worker, keeper), return_when=asyncio.FIRST_COMPLETED)
+            if not worker.done():
+                worker.cancel()  # the lease is lost: somebody else decides now
+                raise OperationInProgressError("The operation's lease was lost.")
+            return OperationStatus.SUCCEEDED, worker.result()
+        except SessiondError as error:
+            return OperationStatus.FAILED, problem_of(error)
+        except Exception:  # noqa: BLE001 - a bug must end its operation, not leave it running
+            _log.exception("operation %s failed", operation.operation_id)
+            return OperationStatus.FAILED, problem_of(SessiondError())
+        finally:
+            for task in (worker, keeper):
+                task.cancel()
+            await asyncio.gather(worker, keeper, return_exceptions=True)
+
+    async def _keep_lease(self, operation: Operation) -> None:
+        """Renew the lease three times in its length; return when it is lost."""
+        lease_s = self._context.limits.lease_s
+        while True:
+            await asyncio.sleep(lease_s / 3)
+            now = self._context.now()
+            try:
+                kept = await self._context.blocking(
+                    self._context.registry.renew_lease,
+                    operation.operation_id,
+                    operation.owner,
+                    now + lease_s,
+                    now,
+                )
+            except SessiondError:
+                _log.warning("the lease of %s could not be renewed", operation.operation_id)
+                continue  # the database may be back before the lease runs out
+            if not kept:
+                return

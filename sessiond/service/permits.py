@@ -1,0 +1,92 @@
+"""Tickets, as the service hands them out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from sessiond.domain.ids import OperationId, SessionId, TenantId, new_operation_id
+from sessiond.domain.keys import KeyRing, salt_hash
+from sessiond.domain.tickets import Ticket, TicketOp, sign
+from sessiond.domain.tokens import head_digest
+
+if TYPE_CHECKING:
+    from sessiond.domain.engines import EngineInfo
+    from sessiond.domain.heads import Branch
+
+
+@dataclass(frozen=True)
+class Permit:
+    """A signed ticket and the salt that its request must carry."""
+
+    ticket: str
+    cache_salt: str
+    expires_unix_s: int
+
+
+@dataclass(frozen=True)
+class Purpose:
+    """Whose KV may be moved, in which engine and which generation."""
+
+    tenant: TenantId
+    session_id: SessionId
+    engine: EngineInfo
+    generation: int
+    adapter_digest: str = ""
+
+
+class Signer:
+    """Signs tickets with the store's ticket key."""
+
+    def __init__(self, keys: KeyRing, lifetime_s: int, turn_lifetime_s: int) -> None:
+        self._keys = keys
+        self._lifetime_s = lifetime_s
+        self._turn_lifetime_s = turn_lifetime_s
+
+    def turn(self, purpose: Purpose, now_unix_s: float) -> Permit:
+        """Return a permit for one model call of a session."""
+        ticket = self._ticket(TicketOp.TURN, purpose, new_operation_id())
+        return self._sign(ticket, purpose, now_unix_s, self._turn_lifetime_s)
+
+    def suspend(self, purpose: Purpose, branch: Branch, now_unix_s: float) -> tuple[Permit, Permit]:
+        """Return the permits of a suspend and of its commit."""
+        ticket = replace(
+            self._ticket(TicketOp.SUSPEND, purpose, new_operation_id()),
+            head_digest=head_digest(branch.tokens),
+            head_tokens=len(branch.tokens),
+        )
+        return self._pair(ticket, TicketOp.COMMIT, purpose, now_unix_s)
+
+    def resume(self, purpose: Purpose, now_unix_s: float) -> tuple[Permit, Permit]:
+        """Return the permits of a resume and of its outcome."""
+        ticket = self._ticket(TicketOp.RESUME, purpose, new_operation_id())
+        return self._pair(ticket, TicketOp.OUTCOME, purpose, now_unix_s)
+
+    def _pair(
+        self, ticket: Ticket, companion: TicketOp, purpose: Purpose, now_unix_s: float
+    ) -> tuple[Permit, Permit]:
+        return (
+            self._sign(ticket, purpose, now_unix_s, self._lifetime_s),
+            self._sign(replace(ticket, op=companion), purpose, now_unix_s, self._lifetime_s),
+        )
+
+    def _ticket(self, op: TicketOp, purpose: Purpose, operation_id: OperationId) -> Ticket:
+        salt = self._keys.cache_salt(purpose.tenant, purpose.adapter_digest)
+        return Ticket(
+            op=op,
+            tenant=purpose.tenant,
+            session=purpose.session_id,
+            engine_id=purpose.engine.engine_id,
+            operation_id=operation_id,
+            generation=purpose.generation,
+            salt_hash=salt_hash(salt),
+        )
+
+    def _sign(self, ticket: Ticket, purpose: Purpose, now_unix_s: float, lifetime_s: int) -> Permit:
+        now = int(now_unix_s)
+        dated = replace(ticket, not_before_unix_s=now, expires_unix_s=now + lifetime_s)
+        return Permit(
+            ticket=sign(dated, self._keys.ticket_key),
+            cache_salt=self._keys.cache_salt(purpose.tenant, purpose.adapter_digest),
+            expires_unix_s=dated.expires_unix_s,
+        )

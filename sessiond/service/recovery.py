@@ -1,0 +1,82 @@
+"""After a crash: give what was interrupted its true end, which the store knows."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from sessiond.domain.errors import SessiondError, SessionNotFoundError
+from sessiond.domain.session import Operation, OperationKind
+
+if TYPE_CHECKING:
+    from sessiond.service.context import Context
+    from sessiond.service.snapshots import Snapshots
+
+_log = logging.getLogger(__name__)
+
+
+class Recovery:
+    """Settles operations whose daemon is gone; any number of daemons may run it."""
+
+    def __init__(self, context: Context, snapshots: Snapshots) -> None:
+        self._context = context
+        self._snapshots = snapshots
+
+    async def tidy(self) -> None:
+        """Remove what dead writers and dead engines left in the store; done at start.
+
+        :raises StoreError: the store cannot be read or written.
+        """
+        store = self._context.store
+        await self._context.blocking(store.sweep_tmp)
+        await self._context.blocking(store.remove_dead_engines)
+
+    async def recover(self) -> int:
+        """Settle all operations whose lease has run out; return how many.
+
+        :raises RegistryUnavailableError: the registry does not answer.
+        """
+        expired = await self._context.blocking(
+            self._context.registry.expire_operations, self._context.now()
+        )
+        for operation in expired:
+            try:
+                await self._settle(operation)
+            except SessionNotFoundError:
+                continue  # deleted meanwhile: nothing is left to settle
+            except SessiondError:
+                # The store keeps the truth, and every later call reads it again.
+                _log.exception("operation %s could not be settled", operation.operation_id)
+        return len(expired)
+
+    async def _settle(self, operation: Operation) -> None:
+        tenant, session_id = operation.tenant, operation.session_id
+        registry = self._context.registry
+        session = await self._context.blocking(
+            registry.get_session, tenant, session_id, include_deleted=True
+        )
+        recorded = 0
+        if operation.kind is OperationKind.DELETE:
+            if session.created_unix_s > operation.created_unix_s:
+                return  # the id was given to a new session since
+            await self._finish_delete(operation)
+        elif not session.deleted:
+            recorded = await self._snapshots.reconcile(session)
+        await self._context.blocking(
+            registry.add_event,
+            tenant,
+            session_id,
+            "recovered",
+            self._context.now(),
+            {
+                "operation_id": operation.operation_id,
+                "kind": operation.kind.value,
+                "snapshots_found": recorded,
+            },
+        )
+
+    async def _finish_delete(self, operation: Operation) -> None:
+        tenant, session_id = operation.tenant, operation.session_id
+        now = self._context.now()
+        await self._context.blocking(self._context.registry.mark_deleted, tenant, session_id, now)
+        await self._context.blocking(self._context.store.delete_session, tenant, session_id)

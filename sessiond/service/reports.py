@@ -1,0 +1,70 @@
+"""Reports and problems as JSON: one form for operations, events and answers."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from sessiond.domain.canonical import JsonValue
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sessiond.domain.errors import SessiondError
+    from sessiond.domain.outcomes import ResumeReport, SuspendReport
+    from sessiond.domain.reasons import Cause
+    from sessiond.domain.snapshot import SnapshotSummary
+    from sessiond.store.store import DeleteReport
+
+Json = dict[str, JsonValue]
+
+
+def problem_of(error: SessiondError) -> Json:
+    """Return what a failed operation tells of its error."""
+    return {
+        "code": error.code,
+        "message": error.message,
+        "hint": error.hint,
+        "retryable": error.retryable,
+    }
+
+
+def summary_json(summary: SnapshotSummary) -> Json:
+    """Return a snapshot's summary."""
+    return asdict(summary)
+
+
+def causes_json(causes: Iterable[Cause]) -> list[JsonValue]:
+    """Return causes, each with its sentence and hint."""
+    return [cause.as_json() for cause in causes]
+
+
+def first_reason(causes: Iterable[Cause]) -> str:
+    """Return the code of the first cause; empty without one."""
+    return next((cause.reason.value for cause in causes), "")
+
+
+def suspend_json(report: SuspendReport) -> Json:
+    """Return the answer to a suspend."""
+    return {
+        "snapshot": summary_json(report.snapshot),
+        "rounds": report.rounds,
+        "missing_tokens": report.missing_tokens,
+        "causes": causes_json(report.causes),
+        "seconds": report.seconds,
+    }
+
+
+def resume_json(report: ResumeReport) -> Json:
+    """Return the answer to a resume."""
+    return {
+        **asdict(report),
+        "outcome": report.outcome.value,
+        "reason": first_reason(report.causes),
+        "causes": causes_json(report.causes),
+    }
+
+
+def delete_json(report: DeleteReport) -> Json:
+    """Return the answer to a delete."""
+    return asdict(report)

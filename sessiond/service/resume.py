@@ -1,0 +1,139 @@
+"""Resume: bring a snapshot back into an engine, and believe only what is proven."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from sessiond.domain.errors import DeadlineExceededError
+from sessiond.domain.outcomes import ResumeReport
+from sessiond.domain.reasons import Cause, Reason
+from sessiond.engine.client import TicketedRequest
+from sessiond.engine.pairs import Pair, ResumeResult, resume_round
+from sessiond.service.compatibility import Compatibility, check
+from sessiond.service.judge import conclude, movable_tokens
+from sessiond.service.permits import Permit, Purpose
+from sessiond.service.resume_rounds import Progress, after_round, begin
+
+if TYPE_CHECKING:
+    from sessiond.domain.engines import EngineInfo
+    from sessiond.domain.session import Session
+    from sessiond.domain.snapshot import Manifest
+    from sessiond.service.context import Context
+    from sessiond.service.snapshots import Readable, Snapshots
+
+
+@dataclass(frozen=True)
+class Prospect:
+    """What a resume of a session would find in one engine."""
+
+    session: Session
+    engine: EngineInfo
+    readable: Readable
+    compatibility: Compatibility | None  #: ``None`` without a readable snapshot
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """The snapshot, if it may be loaded here."""
+        may = self.compatibility is not None and self.compatibility.loadable
+        return self.readable.manifest if may else None
+
+    @property
+    def causes(self) -> tuple[Cause, ...]:
+        """Why not all of the newest snapshot may be used."""
+        found = self.compatibility
+        return (
+            *self.readable.causes,
+            *((*found.forbidding, *found.doubting) if found else ()),
+        )
+
+    @property
+    def target_tokens(self) -> int:
+        """How many tokens the engine could be given, in whole chunks."""
+        manifest = self.manifest
+        if manifest is None:
+            return 0
+        return movable_tokens(
+            min(manifest.restorable_tokens, len(manifest.tokens) - 1),
+            manifest.chunk_tokens,
+            self.engine.max_model_tokens,
+        )
+
+
+class Resumer:
+    """Judges and performs resumes."""
+
+    def __init__(self, context: Context, snapshots: Snapshots) -> None:
+        self._context = context
+        self._snapshots = snapshots
+
+    async def look(self, session: Session) -> Prospect:
+        """Compare the newest readable snapshot with the engine that would serve the session.
+
+        :raises UnavailableError: no engine can.
+        """
+        presence = await self._context.engines.presence(session)
+        here = presence.engine_id if presence else ""
+        engine = await self._context.engines.choose(session.model, preferred=here)
+        readable = await self._snapshots.newest_readable(session)
+        manifest = readable.manifest
+        return Prospect(session, engine, readable, check(manifest, engine) if manifest else None)
+
+    async def perform(self, prospect: Prospect) -> ResumeReport:
+        """Load what may be loaded.
+
+        :raises UnavailableError: the engine was lost, or is none of ours.
+        """
+        started_s = monotonic()
+        compatibility = prospect.compatibility
+        if prospect.manifest is None or not compatibility or not compatibility.prefetchable:
+            return _report(prospect, begin(0, 1), monotonic() - started_s)
+        progress = begin(prospect.target_tokens, prospect.manifest.chunk_tokens)
+        while not progress.done:
+            result = await self._round(prospect, prospect.manifest, progress.asked_tokens)
+            progress = after_round(progress, result, self._context.limits.resume_rounds)
+        return _report(prospect, progress, monotonic() - started_s)
+
+    async def _round(
+        self, prospect: Prospect, manifest: Manifest, asked_tokens: int
+    ) -> ResumeResult:
+        try:
+            return await resume_round(
+                self._context.client, self._pair(prospect, manifest, asked_tokens)
+            )
+        except DeadlineExceededError:
+            # Giving up is safe: the requests are cancelled and the next turn computes.
+            return ResumeResult(0, (Cause(Reason.DEADLINE),), moved=None)
+
+    def _pair(self, prospect: Prospect, manifest: Manifest, asked_tokens: int) -> Pair:
+        session, engine = prospect.session, prospect.engine
+        purpose = Purpose(session.tenant, session.session_id, engine, manifest.generation)
+        moving, companion = self._context.signer.resume(purpose, self._context.now())
+
+        def request(permit: Permit, tokens: int) -> TicketedRequest:
+            prompt = manifest.tokens[:tokens]
+            return TicketedRequest(
+                engine.url, engine.model, prompt, permit.cache_salt, permit.ticket
+            )
+
+        return Pair(
+            moving=request(moving, asked_tokens + 1),
+            companion=request(companion, 1),
+            deadline_s=self._context.limits.resume_deadline_s,
+        )
+
+
+def _report(prospect: Prospect, progress: Progress, seconds: float) -> ResumeReport:
+    manifest = prospect.readable.manifest
+    return ResumeReport(
+        outcome=conclude(progress.target_tokens, progress.restored_tokens, progress.disk_tokens),
+        causes=(*prospect.causes, *progress.causes),
+        engine_id=prospect.engine.engine_id,
+        generation=manifest.generation if manifest else 0,
+        tokens_total=len(manifest.tokens) if manifest else 0,
+        tokens_restorable=manifest.restorable_tokens if manifest else 0,
+        tokens_restored=progress.restored_tokens,
+        disk_tokens=progress.disk_tokens,
+        seconds=seconds,
+    )

@@ -1,0 +1,135 @@
+"""The snapshots of a session, read from the store: the manifests are the truth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sessiond.domain.errors import (
+    SnapshotNotFoundError,
+    StoreCorruptError,
+    StoreError,
+    StoreKeyError,
+    StoreVersionError,
+)
+from sessiond.domain.reasons import Cause, Reason
+from sessiond.service.judge import summarize
+
+if TYPE_CHECKING:
+    from sessiond.domain.session import Session
+    from sessiond.domain.snapshot import Manifest, SnapshotSummary
+    from sessiond.service.context import Context
+
+_REASONS: dict[type[Exception], Reason] = {
+    SnapshotNotFoundError: Reason.SNAPSHOT_MISSING,
+    StoreCorruptError: Reason.SNAPSHOT_CORRUPT,
+    StoreKeyError: Reason.SNAPSHOT_KEY_MISMATCH,
+    StoreVersionError: Reason.FORMAT_MISMATCH,
+    StoreError: Reason.STORE_FAILED,
+}
+
+
+@dataclass(frozen=True)
+class Readable:
+    """The newest snapshot that can be read, and why newer ones cannot."""
+
+    manifest: Manifest | None
+    causes: tuple[Cause, ...]
+
+
+class Snapshots:
+    """Reads manifests and keeps the registry's list of them true."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def newest_readable(self, session: Session) -> Readable:
+        """Return the newest manifest that is whole; damaged ones are passed over and named."""
+        return await self._context.blocking(self._newest_readable, session)
+
+    async def read(self, session: Session, generation: int) -> Manifest | None:
+        """Return one manifest; ``None`` if it was never committed.
+
+        :raises StoreError: it is there and cannot be read.
+        """
+        try:
+            return await self._context.blocking(
+                self._context.store.read_manifest,
+                session.tenant,
+                session.session_id,
+                generation,
+            )
+        except SnapshotNotFoundError:
+            return None
+
+    async def next_generation(self, session: Session) -> int:
+        """Return a number that no snapshot of the session has or had."""
+        stored = await self._context.blocking(
+            self._context.store.generations, session.tenant, session.session_id
+        )
+        known = session.snapshot.generation if session.snapshot else 0
+        return max(known, *stored, 0) + 1
+
+    async def record(self, session: Session, summary: SnapshotSummary) -> None:
+        """Tell the registry of a committed snapshot."""
+        await self._context.blocking(
+            self._context.registry.record_snapshot,
+            session.tenant,
+            session.session_id,
+            summary,
+        )
+
+    async def reconcile(self, session: Session) -> int:
+        """Record what was committed while nobody listened; return how many snapshots."""
+        return await self._context.blocking(self._reconcile, session)
+
+    def _newest_readable(self, session: Session) -> Readable:
+        store = self._context.store
+        found: list[Cause] = []
+        generations = store.generations(session.tenant, session.session_id)
+        newest_known = session.snapshot.generation if session.snapshot else 0
+        if newest_known > max(generations, default=0):
+            found.append(Cause(Reason.SNAPSHOT_MISSING, detail=f"generation {newest_known}"))
+        for generation in reversed(generations):
+            try:
+                manifest = store.read_manifest(session.tenant, session.session_id, generation)
+            except (StoreError, SnapshotNotFoundError) as error:
+                found.append(Cause(_reason(error), detail=f"generation {generation}"))
+            else:
+                return Readable(manifest, tuple(found))
+        return Readable(None, tuple(found) or (Cause(Reason.NO_SNAPSHOT),))
+
+    def _reconcile(self, session: Session) -> int:
+        store, registry = self._context.store, self._context.registry
+        known = {
+            summary.generation
+            for summary in registry.list_snapshots(session.tenant, session.session_id)
+        }
+        recorded = 0
+        parent: Manifest | None = None
+        for generation in store.generations(session.tenant, session.session_id):
+            if generation in known:
+                continue
+            try:
+                manifest = store.read_manifest(session.tenant, session.session_id, generation)
+                parent = self._parent(manifest)
+            except (StoreError, SnapshotNotFoundError):
+                continue  # a resume names it; here only what can be read is recorded
+            summary = summarize(manifest, parent, session.model, seconds=0.0)
+            registry.record_snapshot(session.tenant, session.session_id, summary)
+            recorded += 1
+        return recorded
+
+    def _parent(self, manifest: Manifest) -> Manifest | None:
+        if not manifest.parent_generation:
+            return None
+        try:
+            return self._context.store.read_manifest(
+                manifest.tenant, manifest.session, manifest.parent_generation
+            )
+        except (StoreError, SnapshotNotFoundError):
+            return None
+
+
+def _reason(error: Exception) -> Reason:
+    return next(reason for kind, reason in _REASONS.items() if isinstance(error, kind))

@@ -1,0 +1,248 @@
+"""Suspend: hand a session's KV to the store, round by round, and prove that it is durable."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from sessiond.domain.errors import (
+    DeadlineExceededError,
+    EngineUnreachableError,
+    NothingToSuspendError,
+    TurnInFlightError,
+    UnavailableError,
+)
+from sessiond.domain.outcomes import SuspendReport
+from sessiond.domain.reasons import Cause, Reason
+from sessiond.engine.client import TicketedRequest
+from sessiond.engine.pairs import CommitResult, Pair, suspend_round
+from sessiond.service.judge import kept_tokens, movable_tokens, summarize
+from sessiond.service.permits import Permit, Purpose
+from sessiond.service.suspend_rounds import Progress, RoundEnd, after_round, error_of
+
+if TYPE_CHECKING:
+    from sessiond.domain.heads import Branch
+    from sessiond.domain.session import Session
+    from sessiond.domain.snapshot import Manifest, SnapshotSummary
+    from sessiond.service.context import Context
+    from sessiond.service.engines import Located
+    from sessiond.service.snapshots import Snapshots
+
+#: After these the engine may still be about to commit.
+_ANSWER_LOST = (EngineUnreachableError, DeadlineExceededError)
+
+
+@dataclass(frozen=True)
+class Source:
+    """The KV that a suspend stores."""
+
+    located: Located
+    branch: Branch
+    tokens: int  #: in whole chunks
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a suspend is going to do."""
+
+    session: Session
+    newest: Manifest | None  #: the newest snapshot that can be read
+    source: Source | None  #: ``None``: no live engine has more than the snapshot
+    kept_tokens: int = 0  #: of the source, in the newest snapshot already
+
+
+class Suspender:
+    """Plans and performs suspends."""
+
+    def __init__(self, context: Context, snapshots: Snapshots) -> None:
+        self._context = context
+        self._snapshots = snapshots
+
+    async def plan(self, session: Session) -> Plan:
+        """Look at what there is to do; changes nothing.
+
+        :raises TurnInFlightError: a turn is running, and still is after half a second.
+        :raises NothingToSuspendError: there is no whole chunk of KV.
+        :raises UnavailableError: no engine runs, and there is no snapshot either.
+        """
+        located = await self._settled_head(session)
+        newest = (await self._snapshots.newest_readable(session)).manifest
+        branch = located.head.main if located else None
+        if located is None or branch is None:
+            return await self._plan_without_head(session, newest)
+        engine = located.engine
+        tokens = movable_tokens(branch.kv_tokens, engine.chunk_tokens, engine.max_model_tokens)
+        if tokens == 0:
+            raise NothingToSuspendError
+        if branch.adapter_digest:
+            raise NothingToSuspendError("KV of a LoRA adapter cannot be suspended yet.")
+        kept = kept_tokens(newest, branch, tokens, engine.fingerprint) if newest else 0
+        return Plan(session, newest, Source(located, branch, tokens), kept)
+
+    async def perform(self, plan: Plan) -> SuspendReport:
+        """Do what was planned; what a round has stored stays stored whatever happens later.
+
+        :raises SessiondError: nothing could be stored, or the engine was lost.
+        """
+        started_s = monotonic()
+        if plan.source is None or plan.kept_tokens >= plan.source.tokens:
+            return _report_newest(plan, ())
+        progress = _begin(plan.source, plan.kept_tokens)
+        source = plan.source
+        while not progress.done:
+            if progress.head_is_stale:
+                source, progress = await self._refreshed(plan, source, progress)
+            end = await self._round(plan, source, progress.asked_tokens)
+            progress = after_round(progress, end, self._context.limits.suspend_rounds)
+        if progress.best is None and progress.kept_tokens and _is_evicted(progress.causes):
+            return _report_newest(plan, progress.causes)
+        return _report(source, progress, monotonic() - started_s)
+
+    async def _settled_head(self, session: Session) -> Located | None:
+        """Return the newest head; one with a turn in flight is given half a second to settle."""
+        deadline_s = monotonic() + self._context.limits.turn_settle_s
+        while True:
+            located = await self._context.engines.locate(session)
+            if located is None or located.head.turns_in_flight == 0:
+                return located
+            if monotonic() >= deadline_s:
+                raise TurnInFlightError
+            await asyncio.sleep(self._context.limits.poll_s)
+
+    async def _plan_without_head(self, session: Session, newest: Manifest | None) -> Plan:
+        if newest is None:
+            await self._context.engines.choose(session.model)  # names what is missing
+            raise NothingToSuspendError
+        return Plan(session, newest, source=None)
+
+    async def _refreshed(
+        self, plan: Plan, source: Source, progress: Progress
+    ) -> tuple[Source, Progress]:
+        """Follow a head that moved on since the plan was made."""
+        fresh = await self.plan(plan.session)
+        if fresh.source is None:
+            return source, progress
+        return fresh.source, replace(
+            progress, asked_tokens=fresh.source.tokens, kept_tokens=fresh.kept_tokens
+        )
+
+    async def _round(self, plan: Plan, source: Source, asked_tokens: int) -> RoundEnd:
+        session = plan.session
+        generation = await self._snapshots.next_generation(session)
+        pair = self._pair(session, source, asked_tokens, generation)
+        started_s = monotonic()
+        try:
+            result = await suspend_round(self._context.client, pair)
+        except UnavailableError as error:
+            manifest = await self._manifest_after(error, session, generation)
+            if manifest is None:
+                raise
+            model, seconds = source.located.engine.model, monotonic() - started_s
+            summary = summarize(manifest, plan.newest, model, seconds)
+            end = RoundEnd(summary, ())
+        else:
+            end = await self._read_end(session, source, generation, result)
+        if end.summary:
+            await self._snapshots.record(session, end.summary)
+        return end
+
+    async def _read_end(
+        self, session: Session, source: Source, generation: int, result: CommitResult
+    ) -> RoundEnd:
+        if not result.committed:
+            return RoundEnd(None, result.causes, result.available_tokens)
+        # Not the answer but the manifest is the proof, so it is read back from the store.
+        manifest = await self._context.blocking(
+            self._context.store.read_manifest,
+            session.tenant,
+            session.session_id,
+            generation,
+        )
+        answer = result.answer
+        told = summarize(manifest, None, source.located.engine.model, answer.seconds("seconds"))
+        new_bytes, shared_bytes = answer.number("new_bytes"), answer.number("shared_bytes")
+        return RoundEnd(
+            replace(told, new_bytes=new_bytes, shared_bytes=shared_bytes), result.causes
+        )
+
+    async def _manifest_after(
+        self, error: UnavailableError, session: Session, generation: int
+    ) -> Manifest | None:
+        """Return what was committed although no answer said so: the manifest on disk decides."""
+        wait_s = self._context.limits.commit_settle_s if isinstance(error, _ANSWER_LOST) else 0.0
+        deadline_s = monotonic() + wait_s
+        while True:
+            manifest = await self._snapshots.read(session, generation)
+            if manifest or monotonic() >= deadline_s:
+                return manifest
+            await asyncio.sleep(self._context.limits.poll_s)
+
+    def _pair(self, session: Session, source: Source, asked_tokens: int, generation: int) -> Pair:
+        engine, branch = source.located.engine, source.branch
+        purpose = Purpose(session.tenant, session.session_id, engine, generation)
+        moving, companion = self._context.signer.suspend(purpose, branch, self._context.now())
+
+        def request(permit: Permit, tokens: int) -> TicketedRequest:
+            prompt = branch.tokens[:tokens]
+            return TicketedRequest(
+                engine.url, engine.model, prompt, permit.cache_salt, permit.ticket
+            )
+
+        return Pair(
+            moving=request(moving, asked_tokens + 1),
+            companion=request(companion, 1),
+            deadline_s=self._context.limits.suspend_deadline_s,
+        )
+
+
+def _begin(source: Source, kept: int) -> Progress:
+    return Progress(
+        chunk_tokens=source.located.engine.chunk_tokens,
+        asked_tokens=source.tokens,
+        kept_tokens=kept,
+    )
+
+
+def _report(source: Source, progress: Progress, seconds: float) -> SuspendReport:
+    best = progress.best
+    if best is None:
+        raise error_of(progress.causes)
+    earlier_bytes = (
+        progress.new_bytes - best.new_bytes
+    )  # new to this suspend, not to its last round
+    return SuspendReport(
+        snapshot=replace(
+            best,
+            new_bytes=progress.new_bytes,
+            shared_bytes=max(0, best.shared_bytes - earlier_bytes),
+        ),
+        rounds=progress.rounds,
+        missing_tokens=max(0, source.tokens - best.tokens_restorable),
+        causes=progress.causes,
+        seconds=seconds,
+    )
+
+
+def _is_evicted(causes: tuple[Cause, ...]) -> bool:
+    return any(cause.reason is Reason.KV_EVICTED for cause in causes)
+
+
+def _report_newest(plan: Plan, causes: tuple[Cause, ...]) -> SuspendReport:
+    """Report that the newest snapshot has already what there is."""
+    assert plan.newest is not None
+    known = plan.session.snapshot
+    if known is None or known.generation != plan.newest.generation:
+        known = summarize(plan.newest, None, plan.session.model, seconds=0.0)
+    return SuspendReport(
+        snapshot=_nothing_new(known),
+        rounds=0,
+        missing_tokens=plan.source.tokens - plan.kept_tokens if plan.source else 0,
+        causes=causes,
+        seconds=0.0,
+    )
+
+
+def _nothing_new(summary: SnapshotSummary) -> SnapshotSummary:
+    return replace(summary, new_bytes=0, shared_bytes=summary.stored_bytes, seconds=0.0)

@@ -1,0 +1,133 @@
+"""The idle sweep: suspends sessions whose agents are away."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sessiond.domain.errors import (
+    OperationInProgressError,
+    SessiondError,
+    SessionNotFoundError,
+    TurnInFlightError,
+)
+from sessiond.domain.session import OperationStatus, SessionState
+from sessiond.service.judge import is_due
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sessiond.service.catalogue import Catalogue, View
+    from sessiond.service.context import Context
+    from sessiond.service.lifecycle import Lifecycle
+    from sessiond.service.operations import Operations
+    from sessiond.service.watch import Key
+
+_log = logging.getLogger(__name__)
+
+#: Somebody else is at the session: the next sweep looks again.
+_BUSY = (TurnInFlightError, OperationInProgressError, SessionNotFoundError)
+_IN_ENGINE = frozenset({SessionState.RUNNING, SessionState.ACTIVE})
+
+
+@dataclass(frozen=True)
+class SweepReport:
+    """What one sweep did."""
+
+    watched: int
+    due: int
+    suspended: int
+    failed: int
+
+
+class Sweeper:
+    """Looks at the watched sessions; a function of ``now`` that may run as often as it likes."""
+
+    def __init__(
+        self,
+        context: Context,
+        catalogue: Catalogue,
+        lifecycle: Lifecycle,
+        operations: Operations,
+    ) -> None:
+        self._context = context
+        self._catalogue = catalogue
+        self._lifecycle = lifecycle
+        self._operations = operations
+        self._retry_unix_s: dict[Key, float] = {}
+
+    async def watch_all(self) -> int:
+        """Watch every session of the store once, after a start; return how many."""
+        keys = await self._context.blocking(self._all_keys)
+        for key in keys:
+            self._context.watchlist.add(key, until_unix_s=0.0)
+        return len(keys)
+
+    async def sweep(self) -> SweepReport:
+        """Suspend what is idle now.
+
+        :raises RegistryUnavailableError: the registry does not answer.
+        """
+        now = self._context.now()
+        views = await self._look(now)
+        due = [view for view in views if self._is_due(view, now)]
+        gate = asyncio.Semaphore(self._context.limits.sweep_concurrency)
+        ended = await asyncio.gather(*(self._suspend(view, gate) for view in due))
+        return SweepReport(
+            watched=len(views),
+            due=len(due),
+            suspended=sum(done is True for done in ended),
+            failed=sum(done is False for done in ended),
+        )
+
+    async def _look(self, now_unix_s: float) -> Sequence[View]:
+        """Return the watched sessions that are in an engine, and forget the others."""
+        keys = self._context.watchlist.keys()
+        sessions = await self._context.blocking(self._context.registry.sessions_for_sweep, keys)
+        views = [
+            view
+            for view in await self._catalogue.views(tuple(sessions))
+            if view.state in _IN_ENGINE
+        ]
+        kept = {(view.session.tenant, view.session.session_id) for view in views}
+        self._context.watchlist.drop((key for key in keys if key not in kept), now_unix_s)
+        self._retry_unix_s = {key: at for key, at in self._retry_unix_s.items() if at > now_unix_s}
+        return views
+
+    def _is_due(self, view: View, now_unix_s: float) -> bool:
+        session = view.session
+        if (session.tenant, session.session_id) in self._retry_unix_s or not view.presence:
+            return False
+        return is_due(session, view.presence, self._context.limits.idle_timeout_s, now_unix_s)
+
+    async def _suspend(self, view: View, gate: asyncio.Semaphore) -> bool | None:
+        """Return whether it went well; ``None`` if somebody else is at the session."""
+        session = view.session
+        try:
+            async with gate:
+                operation = await self._lifecycle.suspend(session.tenant, session.session_id)
+                limits = self._context.limits
+                wait_s = limits.suspend_deadline_s * limits.suspend_rounds
+                operation = await self._operations.wait(operation, wait_s)
+        except _BUSY:
+            return None
+        except SessiondError as error:
+            _log.warning("the sweep could not suspend a session: %s", error.message)
+            return self._failed(session.tenant, session.session_id)
+        if operation.status is OperationStatus.SUCCEEDED:
+            return True
+        return self._failed(session.tenant, session.session_id)
+
+    def _failed(self, *key: *Key) -> bool:
+        retry_unix_s = self._context.now() + self._context.limits.sweep_retry_s
+        self._retry_unix_s[key] = retry_unix_s
+        return False
+
+    def _all_keys(self) -> list[Key]:
+        return [
+            (record.tenant, record.session)
+            for record in self._context.store.list_sessions()
+            if not record.is_tombstone
+        ]

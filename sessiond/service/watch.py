@@ -1,0 +1,38 @@
+"""The sessions that may have KV in an engine, so that no sweep needs to look at all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sessiond.domain.ids import SessionId, TenantId
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+Key = tuple[TenantId, SessionId]
+
+
+class Watchlist:
+    """Sessions to sweep.
+
+    KV comes into an engine only through a ticket or a resume, and both are given by the daemon
+    of the store's node; so it is enough to add a session then, and all of them at start.
+    """
+
+    def __init__(self) -> None:
+        self._until_unix_s: dict[Key, float] = {}
+
+    def add(self, key: Key, until_unix_s: float) -> None:
+        """Watch a session at least until then, whatever the heads say."""
+        known = self._until_unix_s.get(key, 0.0)
+        self._until_unix_s[key] = max(known, until_unix_s)
+
+    def drop(self, keys: Iterable[Key], now_unix_s: float) -> None:
+        """Stop watching those whose time has passed."""
+        for key in keys:
+            if self._until_unix_s.get(key, 0.0) <= now_unix_s:
+                self._until_unix_s.pop(key, None)
+
+    def keys(self) -> list[Key]:
+        """Return the watched sessions."""
+        return list(self._until_unix_s)

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sessiond.domain.outcomes import Outcome
+from sessiond.domain.reasons import Cause, Reason
+from sessiond.engine.answers import Answer
+from sessiond.engine.pairs import ResumeResult
+from sessiond.service import resume_rounds, suspend_rounds
+from sessiond.service.judge import conclude, movable_tokens
+from sessiond.testing.values import a_summary
+
+CHUNK = 16
+MANY = 10_000
+chunks = st.integers(0, 40)
+causes = st.lists(st.sampled_from(Reason).map(Cause), max_size=2).map(tuple)
+
+
+@st.composite
+def resume_results(draw: st.DrawFn) -> ResumeResult:
+    cached, told = draw(chunks) * CHUNK, draw(st.none() | chunks)
+    answer = Answer(
+        ok=draw(st.booleans()),
+        causes=(),
+        cached_tokens=None if told is None else told * CHUNK,
+        fields={"split": {"disk_tokens": cached}},
+    )
+    return ResumeResult(
+        loadable_tokens=draw(st.integers(0, 40 * CHUNK)),
+        causes=draw(causes),
+        moved=answer if draw(st.booleans()) else None,
+    )
+
+
+@given(target=chunks, results=st.lists(resume_results(), min_size=1))
+def test_a_resume_ends_and_claims_only_what_was_proven(
+    target: int, results: list[ResumeResult]
+) -> None:
+    progress = resume_rounds.begin(target * CHUNK, CHUNK)
+    proven = 0
+    for at in range(MANY):
+        if progress.done:
+            break
+        result = results[at % len(results)]
+        assert 0 < progress.asked_tokens <= progress.target_tokens
+        assert progress.asked_tokens % CHUNK == 0
+        if result.moved and resume_rounds.is_confirmed(result.moved, progress.asked_tokens):
+            proven = max(proven, progress.asked_tokens)
+        progress = resume_rounds.after_round(progress, result, MANY)
+    assert progress.done
+    assert progress.restored_tokens == proven
+
+
+@given(target=chunks, restored=chunks, disk=chunks)
+def test_the_outcome_follows_from_what_was_proven(target: int, restored: int, disk: int) -> None:
+    outcome = conclude(target, restored, disk)
+    assert (outcome is Outcome.RECOMPUTED) == (restored == 0)
+    assert (outcome is Outcome.PARTIAL) == (0 < restored < target)
+    assert (outcome is Outcome.WARM) == (restored >= target and restored > 0 and disk == 0)
+
+
+@st.composite
+def round_ends(draw: st.DrawFn) -> suspend_rounds.RoundEnd:
+    stored = draw(st.none() | chunks)
+    summary = None if stored is None else a_summary(tokens_restorable=stored * CHUNK)
+    return suspend_rounds.RoundEnd(summary, draw(causes), draw(st.integers(0, 40 * CHUNK)))
+
+
+@given(asked=st.integers(1, 40), kept=chunks, ends=st.lists(round_ends(), min_size=1))
+def test_a_suspend_ends_with_the_best_that_was_committed(
+    asked: int, kept: int, ends: list[suspend_rounds.RoundEnd]
+) -> None:
+    progress = suspend_rounds.Progress(CHUNK, asked * CHUNK, min(kept, asked) * CHUNK)
+    best = -1
+    for at in range(MANY):
+        if progress.done:
+            break
+        end = ends[at % len(ends)]
+        assert 0 < progress.asked_tokens <= asked * CHUNK
+        progress = suspend_rounds.after_round(progress, end, MANY)
+        if end.summary:
+            best = max(best, end.summary.tokens_restorable)
+    assert progress.done
+    assert (progress.best.tokens_restorable if progress.best else -1) == best
+
+
+def test_rounds_are_bounded() -> None:
+    progress = suspend_rounds.Progress(CHUNK, 1600, 0)
+    for at in range(1, 4):
+        end = suspend_rounds.RoundEnd(a_summary(at, tokens_restorable=at * CHUNK), ())
+        progress = suspend_rounds.after_round(progress, end, max_rounds=3)
+    assert progress.done
+
+
+@given(kv=st.integers(0, 500), limit=st.integers(2, 500))
+def test_a_request_fits_into_the_model(kv: int, limit: int) -> None:
+    tokens = movable_tokens(kv, CHUNK, limit)
+    assert tokens % CHUNK == 0
+    assert 0 <= tokens <= kv
+    assert tokens + 2 <= limit or tokens == 0

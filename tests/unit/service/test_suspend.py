@@ -1,0 +1,268 @@
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sessiond.domain.errors import (
+    EngineWithoutConnectorError,
+    NoEngineError,
+    NothingToSuspendError,
+    SessionNotFoundError,
+    TurnInFlightError,
+)
+from sessiond.domain.ids import DEFAULT_TENANT, SessionId
+from sessiond.domain.reasons import Reason
+from sessiond.domain.session import SessionState
+from sessiond.testing.world import AGENT, World, open_world, problem, reasons, report, text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sessiond.testing.fake_engine import FakeEngine
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def engine(world: World) -> FakeEngine:
+    engine = world.start_engine()
+    await world.create()
+    await world.turn(AGENT, text(100))
+    return engine
+
+
+def suspends(engine: FakeEngine) -> int:
+    return sum(seen.op == "suspend" for seen in engine.seen)
+
+
+async def test_a_second_suspend_answers_the_same_snapshot_at_once(
+    world: World, engine: FakeEngine
+) -> None:
+    first = report(await world.suspend())
+    second = report(await world.suspend())
+    assert second["snapshot"]["generation"] == first["snapshot"]["generation"] == 1
+    assert second["snapshot"]["new_bytes"] == 0
+    assert second["rounds"] == 0
+    assert suspends(engine) == 1
+
+
+@pytest.mark.usefixtures("engine")
+async def test_a_grown_session_stores_only_what_is_new(world: World) -> None:
+    first = report(await world.suspend())["snapshot"]
+    await world.turn(AGENT, text(100) + text(60, seed=3))
+    second = report(await world.suspend())["snapshot"]
+    assert second["generation"] == 2
+    assert second["parent_generation"] == 1
+    assert second["tokens_restorable"] == 160
+    assert second["shared_bytes"] == first["stored_bytes"]
+    assert second["new_bytes"] == second["stored_bytes"] - first["stored_bytes"]
+    known = await world.services.catalogue.snapshots(DEFAULT_TENANT, AGENT)
+    assert [summary.generation for summary in known] == [1, 2]
+
+
+async def test_a_session_larger_than_the_ram_tier_is_stored_by_rounds(
+    world: World, engine: FakeEngine
+) -> None:
+    engine.update(ram_tier_chunks=2)
+    told = report(await world.suspend())
+    assert told["rounds"] == 3
+    assert told["missing_tokens"] == 0
+    assert told["snapshot"]["tokens_restorable"] == 96
+    assert told["snapshot"]["new_bytes"] == told["snapshot"]["stored_bytes"]
+    assert told["snapshot"]["shared_bytes"] == 0
+
+
+async def test_evicted_kv_is_left_out_and_the_held_request_is_cancelled(
+    world: World, engine: FakeEngine
+) -> None:
+    engine.evict(keep_tokens=50)
+    told = report(await world.suspend())
+    assert told["snapshot"]["tokens_restorable"] == 48
+    assert told["missing_tokens"] == 48
+    assert engine.aborted == ["suspend"]
+
+
+async def test_evicted_kv_never_makes_a_snapshot_smaller(world: World, engine: FakeEngine) -> None:
+    report(await world.suspend())
+    await world.turn(AGENT, text(100) + text(60, seed=3))
+    engine.evict(keep_tokens=40)
+    told = report(await world.suspend())
+    assert told["snapshot"]["generation"] == 1
+    assert told["snapshot"]["tokens_restorable"] == 96
+    assert told["missing_tokens"] == 64
+    assert reasons(told) == ["kv_evicted"]
+
+
+async def test_nothing_left_in_the_engine(world: World, engine: FakeEngine) -> None:
+    engine.evict()
+    assert problem(await world.suspend()) == "nothing_to_suspend"
+    assert (await world.show()).session.snapshot is None
+
+
+async def test_a_turn_in_flight_refuses(world: World, engine: FakeEngine) -> None:
+    engine.begin_turn(DEFAULT_TENANT, AGENT)
+    assert (await world.show()).state is SessionState.RUNNING
+    with pytest.raises(TurnInFlightError):
+        await world.suspend()
+    assert suspends(engine) == 0
+
+
+async def test_a_head_that_lags_behind_the_answer_is_waited_for(
+    world: World, engine: FakeEngine
+) -> None:
+    engine.begin_turn(DEFAULT_TENANT, AGENT)
+    loop = asyncio.get_running_loop()
+    loop.call_later(0.05, engine.end_turn, DEFAULT_TENANT, AGENT)
+    assert report(await world.suspend())["missing_tokens"] == 0
+
+
+async def test_a_turn_that_begins_meanwhile_refuses(world: World, engine: FakeEngine) -> None:
+    engine.faults.refusals["commit"] = Reason.TURN_IN_FLIGHT
+    assert problem(await world.suspend()) == "turn_in_flight"
+
+
+async def test_a_head_that_moved_on_is_read_again(world: World, engine: FakeEngine) -> None:
+    engine.faults.stale_heads = 2
+    assert report(await world.suspend())["rounds"] == 3
+
+
+async def test_a_head_that_always_moves_on_ends(world: World, engine: FakeEngine) -> None:
+    engine.faults.stale_heads = 1000
+    assert problem(await world.suspend()) == "engine_refused"
+    assert suspends(engine) == 4
+
+
+@pytest.mark.parametrize("op", ["commit", "suspend"])
+async def test_after_a_lost_answer_the_manifest_decides(
+    world: World, engine: FakeEngine, op: str
+) -> None:
+    engine.faults.lost_answers.add(op)
+    told = report(await world.suspend())
+    assert told["snapshot"]["generation"] == 1
+    assert told["snapshot"]["new_bytes"] == told["snapshot"]["stored_bytes"] > 0
+    assert (await world.show()).state is SessionState.SUSPENDED
+
+
+async def test_an_engine_that_dies_leaves_the_session_as_it_was(
+    world: World, engine: FakeEngine
+) -> None:
+    engine.faults.hangs |= {"suspend", "commit"}
+    operation = await world.services.lifecycle.suspend(DEFAULT_TENANT, AGENT)
+    await asyncio.sleep(0.05)
+    world.kill_engine(engine)
+    assert problem(await world.ended(operation)) == "deadline_exceeded"
+    assert sorted(engine.aborted) == ["commit", "suspend"]
+    assert (await world.show()).session.snapshot is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [
+        (Reason.STORE_FULL, "store_full"),
+        (Reason.STORE_FAILED, "store_error"),
+        (Reason.DEADLINE, "deadline_exceeded"),
+        (Reason.SESSION_DELETED, "session_not_found"),
+        (Reason.TICKET_INVALID, "engine_refused"),
+    ],
+)
+async def test_refusals_become_errors(
+    world: World, engine: FakeEngine, reason: Reason, code: str
+) -> None:
+    engine.faults.refusals["commit"] = reason
+    assert problem(await world.suspend()) == code
+    events = await world.services.catalogue.events(DEFAULT_TENANT, AGENT, 0, 10)
+    assert events[-1].kind == "suspend_failed"
+    assert events[-1].detail["code"] == code
+
+
+async def test_a_refused_suspend_does_not_wait_for_its_commit(
+    world: World, engine: FakeEngine
+) -> None:
+    engine.faults.refusals["suspend"] = Reason.TIER_OFF
+    assert problem(await world.suspend()) == "engine_refused"
+
+
+async def test_what_earlier_rounds_stored_is_kept(world: World, engine: FakeEngine) -> None:
+    engine.update(ram_tier_chunks=2)
+    operation = await world.services.lifecycle.suspend(DEFAULT_TENANT, AGENT)
+    while not world.store.generations(DEFAULT_TENANT, AGENT):
+        await asyncio.sleep(0.001)
+    engine.faults.refusals["suspend"] = Reason.STORE_FULL
+    told = report(await world.ended(operation))
+    assert told["snapshot"]["tokens_restorable"] >= 32
+    assert told["missing_tokens"] + told["snapshot"]["tokens_restorable"] == 96
+
+
+async def test_plain_vllm_is_named_as_such(world: World, engine: FakeEngine) -> None:
+    engine.faults.no_connector = True
+    assert problem(await world.suspend()) == "engine_without_connector"
+
+
+async def test_an_engine_error_shows_no_path(world: World, engine: FakeEngine) -> None:
+    engine.faults.http_errors["suspend"] = 400
+    operation = await world.suspend()
+    assert problem(operation) == "engine_refused"
+    assert operation.result is not None
+    assert operation.result["message"] == "The engine answered with HTTP 400: No. See …."
+
+
+async def test_less_than_a_chunk_is_nothing(world: World) -> None:
+    world.start_engine()
+    await world.create()
+    await world.turn(AGENT, text(3))
+    with pytest.raises(NothingToSuspendError):
+        await world.suspend()
+
+
+async def test_a_session_without_a_turn_has_nothing(world: World) -> None:
+    world.start_engine()
+    await world.create()
+    with pytest.raises(NothingToSuspendError):
+        await world.suspend()
+
+
+async def test_without_engine_and_snapshot(world: World) -> None:
+    await world.create()
+    with pytest.raises(NoEngineError):
+        await world.suspend()
+
+
+async def test_without_engine_a_suspended_session_is_suspended(
+    world: World, engine: FakeEngine
+) -> None:
+    report(await world.suspend())
+    world.kill_engine(engine)
+    assert report(await world.suspend())["snapshot"]["generation"] == 1
+
+
+async def test_unknown_session(world: World) -> None:
+    with pytest.raises(SessionNotFoundError):
+        await world.suspend(SessionId("nobody"))
+
+
+async def test_a_server_that_is_not_ours_is_named(tmp_path: Path) -> None:
+    async with open_world(tmp_path, engine_urls=("http://plain", "http://gone")) as world:
+        world.start_stranger("plain")
+        await world.create()
+        with pytest.raises(EngineWithoutConnectorError, match="http://plain"):
+            await world.suspend()
+        assert await world.services.context.engines.strangers() == ["http://plain"]
+
+
+async def test_only_the_head_of_a_live_engine_counts(world: World, engine: FakeEngine) -> None:
+    world.kill_engine(engine)
+    world.start_engine()
+    with pytest.raises(NothingToSuspendError):
+        await world.suspend()
+
+
+async def test_other_weights_never_share_chunks(world: World, engine: FakeEngine) -> None:
+    first = report(await world.suspend())["snapshot"]
+    world.kill_engine(engine)
+    world.start_engine(fields={"weights_digest": "f" * 64})
+    await world.turn(AGENT, text(100))
+    second = report(await world.suspend())["snapshot"]
+    assert second["generation"] == 2
+    assert second["new_bytes"] == second["stored_bytes"] == first["stored_bytes"]
