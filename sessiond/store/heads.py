@@ -1,0 +1,99 @@
+"""Heads as bytes: what one engine knows of a session, a small file that is often rewritten."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from sessiond.domain.errors import StoreCorruptError
+from sessiond.domain.heads import Branch, Head, TurnSplit
+from sessiond.domain.tokens import TOKEN_BYTES, TokenIds, from_bytes, to_bytes
+from sessiond.store import sealed
+from sessiond.store.fields import Fields
+
+if TYPE_CHECKING:
+    from sessiond.domain.canonical import JsonValue
+    from sessiond.domain.keys import KeyRing
+
+_TOKENS = b"TOKS"
+
+
+def pack_head(head: Head, keys: KeyRing) -> bytes:
+    """Return the head's file."""
+    values: dict[str, JsonValue] = {
+        "tenant": head.tenant,
+        "session": head.session,
+        "engine_id": head.engine_id,
+        "sequence": head.sequence,
+        "turns_in_flight": head.turns_in_flight,
+        "updated_unix_s": head.updated_unix_s,
+        "branches": [
+            {
+                "tokens": len(branch.tokens),
+                "adapter_digest": branch.adapter_digest,
+                "cache_salt_hash": branch.cache_salt_hash,
+                "updated_unix_s": branch.updated_unix_s,
+                "split": asdict(branch.split),
+            }
+            for branch in head.branches
+        ],
+    }
+    tokens = b"".join(to_bytes(branch.tokens) for branch in head.branches)
+    return sealed.pack(sealed.Sealed(sealed.Kind.HEAD, values, {_TOKENS: tokens}), keys)
+
+
+def unpack_head(data: bytes, keys: KeyRing) -> Head:
+    """Read a head's file.
+
+    :raises StoreCorruptError: it is damaged.
+    :raises StoreVersionError: a version wrote it that this one cannot read.
+    :raises StoreKeyError: it was sealed with another key.
+    """
+    return head_of(sealed.unpack(data, sealed.Kind.HEAD, keys))
+
+
+def head_of(contents: sealed.Sealed) -> Head:
+    """Return the head that a sealed file holds.
+
+    :raises StoreCorruptError: it holds none.
+    """
+    fields = Fields(contents.values)
+    branches = fields.objects("branches")
+    lengths = [branch.count("tokens") for branch in branches]
+    tokens = _split_tokens(contents.sections.get(_TOKENS, b""), lengths)
+    return Head(
+        tenant=fields.text("tenant"),
+        session=fields.text("session"),
+        engine_id=fields.text("engine_id"),
+        sequence=fields.count("sequence"),
+        turns_in_flight=fields.count("turns_in_flight"),
+        updated_unix_s=fields.number("updated_unix_s"),
+        branches=tuple(map(_branch, branches, tokens)),
+    )
+
+
+def _branch(fields: Fields, tokens: TokenIds[int]) -> Branch:
+    split = Fields(fields.mapping("split"))
+    return Branch(
+        tokens=tokens,
+        adapter_digest=fields.text("adapter_digest"),
+        cache_salt_hash=fields.text("cache_salt_hash"),
+        updated_unix_s=fields.number("updated_unix_s"),
+        split=TurnSplit(
+            prompt_tokens=split.count("prompt_tokens"),
+            vram_tokens=split.count("vram_tokens"),
+            ram_tokens=split.count("ram_tokens"),
+            disk_tokens=split.count("disk_tokens"),
+        ),
+    )
+
+
+def _split_tokens(data: bytes, lengths: list[int]) -> list[TokenIds[int]]:
+    if sum(lengths) * TOKEN_BYTES != len(data):
+        raise StoreCorruptError("The head's tokens do not fit its branches.")
+    view, parts, start = memoryview(data), [], 0
+    for length in lengths:
+        end = start + length * TOKEN_BYTES
+        parts.append(from_bytes(view[start:end]))
+        start = end
+    return parts

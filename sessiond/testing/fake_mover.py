@@ -1,0 +1,162 @@
+"""A mover that answers what a test tells it to, and a clock that a test moves."""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar
+from unittest.mock import patch
+
+from sessiond.connector import coordinator, loads, moverwatch, settlements
+from sessiond.connector.mover import protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sessiond.domain.reasons import Cause
+
+M = TypeVar("M", bound=protocol.Message)
+
+
+class FakeClock:
+    """Stands in for the module ``time`` where the connector asks for it."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def monotonic(self) -> float:
+        """Return the time of this clock."""
+        return self.now_s
+
+    def time(self) -> float:
+        """Return it as Unix time."""
+        return 1_800_000_000 + self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        """Let the time pass."""
+        self.now_s += seconds
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Make the connector's decisions use this clock."""
+        with (
+            patch.object(coordinator, "time", self),
+            patch.object(loads, "time", self),
+            patch.object(moverwatch, "time", self),
+            patch.object(settlements, "time", self),
+        ):
+            yield
+
+
+class FakeMover:
+    """One scripted mover, behind the same interface as a real one's client.
+
+    :param dies_at_once: whether it is gone as soon as it is killed
+    """
+
+    def __init__(self, *, dies_at_once: bool = True) -> None:
+        self.sent: list[protocol.Message] = []
+        self.killed = False
+        self.closed = False
+        self.gone = False
+        self._dies_at_once = dies_at_once
+        self._connected = True
+        self._answers: deque[protocol.Message] = deque()
+
+    # As the coordinator sees it
+
+    def send(self, message: protocol.Message) -> None:
+        """Note what it was told."""
+        self.sent.append(message)
+
+    def poll(self) -> list[protocol.Message]:
+        """Return the answers that the test gave."""
+        answers = list(self._answers)
+        self._answers.clear()
+        return answers
+
+    def is_connected(self) -> bool:
+        """Whether the test let it live."""
+        return self._connected
+
+    def kill(self) -> None:
+        """Note it; it is gone at once, or when the test says so."""
+        self.killed = True
+        self._connected = False
+        self.gone = self.gone or self._dies_at_once
+
+    def is_gone(self) -> bool:
+        """Whether it can touch the RAM tier no more."""
+        return self.gone
+
+    def close(self) -> None:
+        """Note it."""
+        self.closed = True
+
+    # As the test drives it
+
+    def told(self, kind: type[M]) -> list[M]:
+        """Return the messages of one kind that it was sent."""
+        return [message for message in self.sent if isinstance(message, kind)]
+
+    def die(self) -> None:
+        """Lose the connection."""
+        self._connected = False
+
+    def answer(self, message: protocol.Message) -> None:
+        """Answer at the next poll."""
+        self._answers.append(message)
+
+    def open_load(self, chunks: int, *causes: Cause) -> None:
+        """Answer the newest :class:`OpenLoad`."""
+        asked = self.told(protocol.OpenLoad)[-1]
+        self.answer(protocol.LoadOpened(asked.plan_id, chunks, _as_json(causes)))
+
+    def end_load(self, *causes: Cause, failed: frozenset[int] = frozenset()) -> None:
+        """Answer the newest :class:`Load`."""
+        asked = self.told(protocol.Load)[-1]
+        self.answer(protocol.LoadDone(asked.job_id, sorted(failed), _as_json(causes), 0.5, 700))
+
+    def open_suspend(self, durable_chunks: int = 0, *causes: Cause) -> None:
+        """Answer the newest :class:`OpenSuspend`."""
+        asked = self.told(protocol.OpenSuspend)[-1]
+        self.answer(protocol.SuspendOpened(asked.plan_id, durable_chunks, _as_json(causes)))
+
+    def end_store(self, *causes: Cause) -> None:
+        """Answer the newest :class:`Store`."""
+        asked = self.told(protocol.Store)[-1]
+        self.answer(protocol.StoreDone(asked.job_id, _as_json(causes)))
+
+    def finish_suspend(self, *causes: Cause, committed: bool = True) -> None:
+        """Answer the newest :class:`FinishSuspend`."""
+        asked = self.told(protocol.FinishSuspend)[-1]
+        snapshot = {"generation": 7, "tokens_restorable": 32} if committed else None
+        self.answer(protocol.SuspendFinished(asked.plan_id, snapshot, _as_json(causes)))
+
+
+class FakeMovers:
+    """Starts fake movers and keeps them all, the newest last."""
+
+    def __init__(self, *, die_at_once: bool = True) -> None:
+        self.all: list[FakeMover] = []
+        self.refuses = False
+        self._die_at_once = die_at_once
+
+    def start(self) -> FakeMover:
+        """Start one.
+
+        :raises OSError: the test wants it
+        """
+        if self.refuses:
+            raise OSError("no process can be started")
+        self.all.append(FakeMover(dies_at_once=self._die_at_once))
+        return self.all[-1]
+
+    @property
+    def newest(self) -> FakeMover:
+        """The one that was started last."""
+        return self.all[-1]
+
+
+def _as_json(causes: tuple[Cause, ...]) -> list[dict[str, object]]:
+    return [dict(cause.as_json()) for cause in causes]
