@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -28,6 +29,7 @@ _RAM_TIER_WITHOUT_CONFIG_BYTES = 4 * _GIB
 _SHARE_OF_FREE = 0.5
 _CHUNK_TOKENS_CPU = 128  # one block of the CPU platform
 _CHUNK_TOKENS_GPU = 256
+_MULTIPLIERS = {"": 1, "k": 10**3, "K": 1 << 10, "m": 10**6, "M": 1 << 20}
 
 _EPILOG = """
 All options that are not listed here go to vLLM as they are.
@@ -47,6 +49,8 @@ class RamTier:
 def run(arguments: Sequence[str]) -> NoReturn:
     """Run ``sessiond engine`` with *arguments*; never returns."""
     options, vllm_options = _parser().parse_known_args(arguments)
+    if _option(vllm_options, "--kv-transfer-config") is not None:
+        _refuse("--kv-transfer-config is what this command makes; see --connector-setting")
     try:
         require_supported_vllm()
         ram_tier = _ram_tier(options, vllm_options)
@@ -147,7 +151,7 @@ def _kv_transfer_config(
     root = options.store_root.expanduser().absolute()
     settings = {
         "root": str(root),
-        "key_file": str(options.key_file or default_key_file(root)),
+        "key_file": str((options.key_file or default_key_file(root)).expanduser().absolute()),
         "url": options.engine_url or _url(vllm_options),
         "allow_weight_updates": options.allow_weight_updates,
         **dict(_setting(text) for text in options.connector_setting),
@@ -188,17 +192,29 @@ def _default_chunk_tokens() -> int:
 def _url(vllm_options: Sequence[str]) -> str:
     host = _option(vllm_options, "--host") or "127.0.0.1"
     port = _option(vllm_options, "--port") or "8000"
-    return f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"  # noqa: S104 - compared, not bound
+    if host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
+        host = "127.0.0.1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _option(options: Sequence[str], name: str) -> str | None:
-    """Return the value of a vLLM option, in either spelling."""
+    """Return the value of a vLLM option in any of vLLM's spellings; the last one counts."""
+    value = None
     for at, text in enumerate(options):
-        if text == name and at + 1 < len(options):
-            return options[at + 1]
-        if text.startswith(f"{name}="):
-            return text.partition("=")[2]
-    return None
+        spelled, equals, given = text.partition("=")
+        if spelled.replace("_", "-") != name:
+            continue
+        if equals:
+            value = given
+        elif at + 1 < len(options):
+            value = options[at + 1]
+    return value
+
+
+def _tokens(text: str | None) -> int:
+    """Read a length as vLLM does (``8192``, ``8k`` = 8000, ``8K`` = 8192); 0 if it is none."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM]?)", text or "")
+    return int(float(match[1]) * _MULTIPLIERS[match[2]]) if match else 0
 
 
 def _ram_tier(options: argparse.Namespace, vllm_options: Sequence[str]) -> RamTier:
@@ -234,9 +250,8 @@ def context_kv_bytes(model: Path, vllm_options: Sequence[str]) -> int:
     kv_dtype = _option(vllm_options, "--kv-cache-dtype") or "auto"
     full_precision = _option(vllm_options, "--dtype") in ("float32", "float")
     value_bytes = 1 if kv_dtype.startswith("fp8") else 4 if full_precision else 2
-    tokens = int(
-        _option(vllm_options, "--max-model-len") or config.get("max_position_embeddings") or 0
-    )
+    tokens = _tokens(_option(vllm_options, "--max-model-len"))  # 0 for "auto" too
+    tokens = tokens or int(config.get("max_position_embeddings") or 0)
     return int(2 * layers * kv_heads * head_size * value_bytes * tokens)
 
 
@@ -244,6 +259,8 @@ def _read_config(path: Path) -> Mapping[str, Any]:
     try:
         config = json.loads(path.read_text())
     except (OSError, ValueError):
+        return {}
+    if not isinstance(config, dict):
         return {}
     text_config = config.get("text_config")
     return {**config, **text_config} if isinstance(text_config, dict) else config

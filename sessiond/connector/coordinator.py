@@ -48,7 +48,9 @@ class Coordinator:
         self._ticket_key = ticket_key
         self._limits = limits
         self._heads = heads
-        self._mover = MoverWatch(start_mover, limits.job_deadline_s, self._mover_died)
+        self._mover = MoverWatch(
+            start_mover, limits.job_deadline_s, self._mover_died, self._mover_replaced
+        )
         self._settlements = Settlements()
         self._loads = Loads(limits, self._mover)
         self._suspends = Suspends(limits, self._mover, self._settlements)
@@ -64,6 +66,7 @@ class Coordinator:
         text = (arriving.kv_transfer_params or {}).get(TICKET_PARAM)
         if text is None:
             return
+        self.poll()  # a mover that died while nobody asked anything is replaced first
         try:
             ticket = self._verified(str(text), arriving)
         except TicketError as error:
@@ -71,14 +74,12 @@ class Coordinator:
             return
         request = self._ticketed(ticket, arriving)
         self._requests[request.request_id] = request
-        if self.tier_off is not None:
-            request.causes.append(self.tier_off)
         if ticket.op is TicketOp.TURN:
             self._publish(self._heads.begin_turn(request.session_key, time.time()))
         if ticket.op is TicketOp.SUSPEND:
             self._begin_suspend(request, arriving)
-        elif ticket.generation and ticket.op not in _WAITING_OPS and self._can_move():
-            self._loads.open(request, next(self._plan_ids), arriving.tokens)
+        elif ticket.op not in _WAITING_OPS:
+            self._begin_load(request, arriving)
 
     def _verified(self, text: str, arriving: ArrivingRequest) -> Ticket:
         ticket = verify(text, self._ticket_key, time.time())
@@ -100,13 +101,23 @@ class Coordinator:
             target_tokens=whole_chunk_tokens(computable, self._limits.chunk_tokens),
         )
 
-    def _can_move(self) -> bool:
-        return self.tier_off is None and self._mover.is_usable
+    def _hindrance(self) -> Cause | None:
+        """Return why nothing can be moved now."""
+        if self.tier_off is not None or self._mover.is_usable:
+            return self.tier_off
+        return Cause(Reason.MOVER_FAILED)
+
+    def _begin_load(self, request: TicketedRequest, arriving: ArrivingRequest) -> None:
+        hindrance = self._hindrance()
+        if hindrance is not None:
+            request.causes.append(hindrance)
+        elif request.ticket.generation:
+            self._loads.open(request, next(self._plan_ids), arriving.tokens)
 
     def _begin_suspend(self, request: TicketedRequest, arriving: ArrivingRequest) -> None:
-        if not self._can_move():
-            cause = self.tier_off or Cause(Reason.MOVER_FAILED)
-            self._suspends.refuse(request, cause)
+        hindrance = self._hindrance()
+        if hindrance is not None:
+            self._suspends.refuse(request, hindrance)
             return
         head = self._heads.get(request.session_key)
         branch = branch_to_suspend(head, request, arriving.tokens)
@@ -129,8 +140,8 @@ class Coordinator:
             return True
         self.poll()
         now_s = time.monotonic()
-        if now_s > request.arrived_s + self._limits.hold_deadline_s:
-            return True  # whoever held it forgot it: better served late than never
+        if self._is_overdue(request):
+            return True
         if request.ticket.op in _WAITING_OPS:
             return request.ticket.operation_id in self._settlements
         if request.held:
@@ -150,16 +161,27 @@ class Coordinator:
         request.vram_tokens, request.newly_matched = vram_tokens, True
         available = vram_tokens + external_tokens
         lacking = available < request.target_tokens
-        if request.ticket.op is TicketOp.RESUME:
-            loadable = {"loadable_tokens": min(available, request.target_tokens)}
-            self._settlements.settle(request.ticket.operation_id, loadable, request.causes)
+        if request.ticket.op is TicketOp.RESUME and not request.settled:
+            self._settle_resume(request, min(available, request.target_tokens))
             request.held = lacking
         elif request.ticket.op is TicketOp.SUSPEND and lacking:
             facts = {"committed": False, "available_tokens": available}
             causes = [*request.causes, Cause(Reason.KV_EVICTED)]
             self._settlements.settle(request.ticket.operation_id, facts, causes)
             request.held = True
-        return not request.held
+        return not request.held or self._is_overdue(request)
+
+    def _is_overdue(self, request: TicketedRequest) -> bool:
+        # Whoever should have cancelled it forgot it: better served late than never.
+        return time.monotonic() > request.arrived_s + self._limits.hold_deadline_s
+
+    def _settle_resume(
+        self, request: TicketedRequest, tokens: int, causes: Sequence[Cause] = ()
+    ) -> None:
+        request.settled = True
+        self._settlements.settle(
+            request.ticket.operation_id, {"loadable_tokens": tokens}, [*request.causes, *causes]
+        )
 
     def scheduled(self, request_id: str, external_tokens: int) -> None:
         """Note that vLLM gave the request its blocks; *external_tokens* come from RAM or disk."""
@@ -167,16 +189,25 @@ class Coordinator:
         if request is None or not request.newly_matched:
             return  # vLLM schedules it once more when an asynchronous load is over
         request.newly_matched = False
-        chunks_in, vram_tokens = self._limits.chunks_in, request.vram_tokens
-        loaded = range(chunks_in(vram_tokens), chunks_in(vram_tokens + external_tokens))
-        from_disk = request.load.from_disk if request.load else frozenset[int]()
-        disk_chunks = sum(1 for chunk in loaded if chunk in from_disk)
-        disk_tokens = self._limits.chunk_tokens * disk_chunks
+        self._loads.scheduled(request, external_tokens)
+        disk_tokens = self._disk_tokens(request, external_tokens)
         request.split = TurnSplit(
             prompt_tokens=request.prompt_tokens,
-            vram_tokens=vram_tokens,
+            vram_tokens=request.vram_tokens,
             ram_tokens=external_tokens - disk_tokens,
             disk_tokens=disk_tokens,
+        )
+
+    def _disk_tokens(self, request: TicketedRequest, external_tokens: int) -> int:
+        """Return how many of the tokens beyond VRAM's came from disk.
+
+        VRAM may end inside a chunk: its blocks are smaller than chunks on most platforms.
+        """
+        size = self._limits.chunk_tokens
+        begin, end = request.vram_tokens, request.vram_tokens + external_tokens
+        chunks = request.load.from_disk if request.load else frozenset[int]()
+        return sum(
+            max(0, min((chunk + 1) * size, end) - max(chunk * size, begin)) for chunk in chunks
         )
 
     # Chunks move
@@ -257,8 +288,12 @@ class Coordinator:
 
     def _finish_turn(self, request: TicketedRequest, finished: FinishedRequest) -> dict[str, Any]:
         branch = _branch(request, finished)
-        if request.ticket.op is TicketOp.TURN or branch is not None:
+        if request.ticket.op is TicketOp.TURN:
             self._publish(self._heads.end_turn(request.session_key, branch, time.time()))
+        elif branch is not None:
+            self._publish(self._heads.add_branch(request.session_key, branch, time.time()))
+        if request.ticket.op is TicketOp.RESUME and not request.settled:
+            self._settle_resume(request, 0, [Cause(Reason.ABORTED)])
         facts = {
             "split": asdict(request.split),
             "generation": request.ticket.generation,
@@ -278,9 +313,12 @@ class Coordinator:
         """No more chunks of this request will come; the last call for it."""
         self._rejected.pop(request_id, None)
         request = self._requests.pop(request_id, None)
-        if request is not None:
-            self._loads.close(request)
-            self._suspends.submits_over(request, may_commit=self.tier_off is None)
+        if request is None:
+            return
+        if request.ticket.op is TicketOp.TURN and not request.finished:
+            self._publish(self._heads.end_turn(request.session_key, None, time.time()))
+        self._loads.close(request)
+        self._suspends.submits_over(request, may_commit=self.tier_off is None)
 
     # The mover, and the end
 
@@ -303,7 +341,13 @@ class Coordinator:
         self._loads.lose()
         self._suspends.lose()
         if self._mover.deaths >= MAX_DEATHS:
-            self.turn_off(Cause(Reason.MOVER_FAILED, f"{self._mover.deaths + 1} times"))
+            self.turn_off(Cause(Reason.MOVER_FAILED, f"{self._mover.deaths} times"))
+
+    def _mover_replaced(self) -> None:
+        # What the dead one was told last may not have become a file: a turn that has ended
+        # would count as running for ever.
+        for head in self._heads.all():
+            self._publish(head)
 
     def drain(self) -> None:
         """Block until no job is left; their deadlines bound it."""
@@ -322,6 +366,8 @@ class Coordinator:
         self.tier_off = self.tier_off or cause
         for request in self._requests.values():
             self._loads.close(request, cause)
+            if request.suspend is not None:
+                request.causes.append(cause)
         for head in self._heads.forget_all(time.time()):
             self._publish(head)
 

@@ -38,7 +38,7 @@ class DigestCache:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._known: dict[str, str] = {}
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # no JSON, or no object
             known = json.loads(path.read_text())
             self._known = {str(key): str(value) for key, value in known.items()}
 
@@ -53,7 +53,8 @@ class DigestCache:
             hasher = blake3(max_threads=blake3.AUTO)
             hasher.update_mmap(path)
             self._known[key] = hasher.hexdigest()
-            self._save()
+            with contextlib.suppress(OSError):
+                self._save()
         return self._known[key]
 
     def files_digest(self, paths: Iterable[Path], base: Path) -> str:
@@ -66,9 +67,13 @@ class DigestCache:
     def _save(self) -> None:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=self._path.parent)
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(self._known, file)
-        Path(name).replace(self._path)
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                json.dump(self._known, file)
+            Path(name).replace(self._path)
+        except OSError:
+            Path(name).unlink(missing_ok=True)
+            raise
 
 
 def weight_files(model: Path) -> list[Path]:
@@ -78,7 +83,7 @@ def weight_files(model: Path) -> list[Path]:
     """
     if model.is_file():
         return [model]
-    found = [path for path in model.iterdir() if path.suffix in WEIGHT_SUFFIXES]
+    found = [path for path in model.iterdir() if path.suffix in WEIGHT_SUFFIXES and path.is_file()]
     # Checkpoints that ship both kinds are loaded from safetensors.
     safe = [path for path in found if path.suffix == ".safetensors"]
     if not found:

@@ -10,6 +10,7 @@ import functools
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 logger = logging.getLogger("vllm.sessiond.guard")
@@ -29,8 +30,18 @@ class InjectedFaultError(RuntimeError):
 
 
 def inject(names: Iterable[str]) -> None:
-    """Make the guarded functions of these names raise, from now on. For fault tests."""
+    """Make the guarded functions of these names raise, from now on. For fault tests.
+
+    ``@PATH`` stands for the names that the file holds at the moment of each call.
+    """
     _injected.update(names)
+
+
+def _must_raise(name: str) -> bool:
+    if not _injected:
+        return False
+    files = (Path(entry[1:]) for entry in _injected if entry.startswith("@"))
+    return name in _injected or any(name in file.read_text().split() for file in files)
 
 
 def guarded(fallback: F) -> Callable[[Callable[P, T]], Callable[P, T | F]]:
@@ -42,7 +53,7 @@ def guarded(fallback: F) -> Callable[[Callable[P, T]], Callable[P, T | F]]:
         @functools.wraps(function)
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> T | F:
             try:
-                if name in _injected:
+                if _must_raise(name):
                     raise InjectedFaultError(name)
                 return function(*args, **kwargs)
             except Exception:

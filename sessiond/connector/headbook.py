@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
 
-from sessiond.domain.heads import Branch, Head, begin_turn, end_turn
+from sessiond.domain.heads import Branch, Head, add_branch, begin_turn, end_turn
 
 SessionKey = tuple[str, str]
 
@@ -34,7 +33,15 @@ class HeadBook:
         """Note that a turn has ended, and what it left."""
         return self._put(key, end_turn(self._known(key), branch, now_unix_s))
 
-    def forget_all(self, now_unix_s: float) -> Iterator[Head]:
+    def add_branch(self, key: SessionKey, branch: Branch, now_unix_s: float) -> Head:
+        """Note what a request left that is no turn."""
+        return self._put(key, add_branch(self._known(key), branch, now_unix_s))
+
+    def all(self) -> list[Head]:
+        """Return all heads, the least recently used first."""
+        return list(self._heads.values())
+
+    def forget_all(self, now_unix_s: float) -> list[Head]:
         """Drop all branches (their KV is gone) and return the heads as they are now."""
         for key in list(self._heads):
             head = self._heads[key]
@@ -50,7 +57,7 @@ class HeadBook:
                     branches=(),
                 ),
             )
-        yield from self._heads.values()
+        return self.all()
 
     def _known(self, key: SessionKey) -> Head:
         known = self._heads.get(key)
@@ -72,8 +79,8 @@ class HeadBook:
         return head
 
     def _forget_oldest(self) -> None:
-        for key, head in list(self._heads.items()):
-            if self._tokens <= self._limit_tokens or len(self._heads) == 1:
+        for key, head in list(self._heads.items())[:-1]:  # never the one just used
+            if self._tokens <= self._limit_tokens:
                 return
             if head.turns_in_flight == 0:
                 self._tokens -= _size(self._heads.pop(key))

@@ -16,12 +16,17 @@ from pathlib import Path
 from sessiond.domain.engines import SharedFile
 
 _FOLDER = Path("/dev/shm")  # noqa: S108 - where POSIX shared memory lies on Linux
-_MAPPED = re.compile(r" (\d+) +/dev/shm/((?:psm_|sem\.mp-|vllm_offload_)[^/\s]+)$", re.MULTILINE)
+_NAME = r"(?:psm_|sem\.mp-|vllm_offload_)[^/\s]+"
+_MAPPED = re.compile(r" (\d+) +/dev/shm/\S", re.MULTILINE)
 
 
 def mapped_by(process_ids: Iterable[int]) -> frozenset[SharedFile]:
-    """Return the shared memory that these processes map."""
-    return frozenset(file for process_id in process_ids for file in _maps(process_id))
+    """Return the shared memory that these processes map.
+
+    By inode: glibc makes a named semaphore under another name, which is the one in ``maps``.
+    """
+    mapped = {inode for process_id in process_ids for inode in _mapped_inodes(process_id)}
+    return frozenset(file for file in _present() if file.inode in mapped)
 
 
 def family_of_this_process() -> list[int]:
@@ -46,13 +51,20 @@ def reclaim(files: Iterable[SharedFile]) -> list[str]:
     return removed
 
 
-def _maps(process_id: int) -> Iterator[SharedFile]:
+def _present() -> Iterator[SharedFile]:
+    for path in _FOLDER.iterdir():
+        inode = _inode(path.name)
+        if inode is not None:
+            yield SharedFile(path.name, inode)
+
+
+def _mapped_inodes(process_id: int) -> Iterator[int]:
     try:
         text = Path(f"/proc/{process_id}/maps").read_text()
     except OSError:
         return  # it ended, or is not ours to look at; then its files are not ours either
-    for inode, name in _MAPPED.findall(text):
-        yield SharedFile(name, int(inode))
+    for inode in _MAPPED.findall(text):
+        yield int(inode)
 
 
 def _all_processes() -> list[int]:
@@ -67,11 +79,11 @@ def _parent(process_id: int) -> int:
     return int(fields[1])
 
 
-def _inode(name: str) -> int:
+def _inode(name: str) -> int | None:
     # No path from a file on disk is trusted: a bare name only, and never through a link.
-    if "/" in name or not _MAPPED.search(f" 1 /dev/shm/{name}"):
-        return 0
+    if not re.fullmatch(_NAME, name):
+        return None
     try:
         return (_FOLDER / name).lstat().st_ino
-    except OSError:
-        return 0
+    except (OSError, ValueError):  # ValueError: the name holds a NUL
+        return None

@@ -38,7 +38,7 @@ class Loads:
         deadline_s = request.arrived_s + self._limits.plan_deadline_s
         request.load = LoadState(plan_id, deadline_s)
         self._open[plan_id] = request
-        self._mover.tell(
+        self._mover.ask(
             protocol.OpenLoad(
                 plan_id=plan_id,
                 tenant=ticket.tenant,
@@ -65,6 +65,8 @@ class Loads:
             return True
         if load.jobs:
             return False  # a scan of all chunks could only find that they are on their way
+        if load.deadline_s is None:  # it was preempted, and begins to wait again
+            load.deadline_s = now_s + self._limits.plan_deadline_s
         if now_s > load.deadline_s:
             self.close(request, Cause(Reason.DEADLINE, load.phase.name.lower()))
             return True
@@ -75,29 +77,36 @@ class Loads:
     def offers(self, request: TicketedRequest, chunk: int) -> bool:
         """Whether this chunk may be read from disk for the request."""
         load = request.load
-        if load is None or time.monotonic() > load.deadline_s:
+        if load is None or load.deadline_s is None or time.monotonic() > load.deadline_s:
             return False
         return load.offers(chunk)
+
+    def scheduled(self, request: TicketedRequest, external_tokens: int) -> None:
+        """Note that vLLM gave the request its blocks and copies *external_tokens* into them."""
+        if request.load is not None:
+            request.load.deadline_s = None
+        if external_tokens == 0:
+            self.in_vram(request)
 
     def start(self, request: TicketedRequest, job_id: int, items: list[list[int]]) -> None:
         """Read chunks into slots: pairs of (chunk index, slot)."""
         load = request.load
-        if load is None or load.plan_id not in self._open or not self._mover.is_usable:
+        chunks = frozenset(chunk for chunk, _ in items)
+        if load is None or not self._can_read(load, chunks):
             self._mover.report(JobDone(job_id, frozenset(), all_good=False))
             return
         load.jobs.add(job_id)
         self._loading[job_id] = request
-        chunks = frozenset(chunk for chunk, _ in items)
         self._mover.begin(job_id, chunks)
-        self._mover.tell(protocol.Load(job_id, load.plan_id, items))
+        self._mover.ask(protocol.Load(job_id, load.plan_id, items))
 
     def done(self, message: protocol.LoadDone) -> None:
         """The mover has read, and verified, what it could."""
-        job = self._mover.end(message.job_id)
-        if job is None:
+        chunks = self._mover.end(message.job_id)
+        if chunks is None:
             return
         failed = frozenset(message.failed)
-        good = job.chunks - failed
+        good = chunks - failed
         request = self._loading.pop(message.job_id, None)
         if request is not None and request.load is not None:
             request.load.jobs.discard(message.job_id)
@@ -115,7 +124,6 @@ class Loads:
         if load is not None and load.phase is Phase.ADMITTED:
             # If it is preempted, vLLM asks again, and it has to be admitted again.
             load.phase = Phase.WAITING
-            load.deadline_s = time.monotonic() + self._limits.plan_deadline_s
 
     def close(self, request: TicketedRequest, cause: Cause | None = None) -> None:
         """Offer nothing more; *cause* says why if the request is not over."""
@@ -137,6 +145,10 @@ class Loads:
             if request.load is not None:
                 request.load.jobs.discard(job_id)
         self._loading.clear()
+
+    def _can_read(self, load: LoadState, chunks: frozenset[int]) -> bool:
+        there = bool(chunks) and chunks <= set(range(load.chunks))
+        return there and load.plan_id in self._open and self._mover.is_usable
 
     def _try_admit(self, request: TicketedRequest, load: LoadState, vram_tokens: int) -> None:
         begin = self._limits.chunks_in(vram_tokens)

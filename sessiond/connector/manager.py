@@ -90,6 +90,11 @@ class SessionOffloadingManager(TieringOffloadingManager):
 
     @guarded(None)
     def _unpin(self, req_context: ReqContext) -> None:
-        pinned = self._pinned.pop(req_context.req_id, None)
-        if pinned:
-            self.primary_tier.complete_read(pinned, req_context)
+        # Of this request, and of any that is over and was not let go, should that have failed.
+        over = [
+            req_id
+            for req_id in self._pinned
+            if req_id == req_context.req_id or req_id not in self._req_state
+        ]
+        for req_id in over:
+            self.primary_tier.complete_read(self._pinned.pop(req_id), req_context)

@@ -1,7 +1,8 @@
 """The mover as the coordinator sees it: what it was asked, and what happens when it dies.
 
-A mover that hangs is killed. Its slots of the RAM tier are nobody's until it is gone, so its
-jobs end only then, and only then is another one started.
+A mover that leaves a question unanswered for too long hangs, and is killed. Its slots of the
+RAM tier are nobody's until it is gone, so its jobs end only then, and only then is another one
+started.
 """
 
 from __future__ import annotations
@@ -10,11 +11,25 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from sessiond.connector.mover import protocol
 
 logger = logging.getLogger("vllm.sessiond.mover")
+
+Question: TypeAlias = (
+    protocol.OpenLoad
+    | protocol.Load
+    | protocol.OpenSuspend
+    | protocol.Store
+    | protocol.FinishSuspend
+)
+#: The answer's type and the id of its plan or job.
+_Key: TypeAlias = tuple[type[protocol.Message], int]
+
+# The mover does these one after the other, so a question's time begins with the answer to the
+# one before it.
+_IN_TURN = (protocol.SuspendOpened, protocol.StoreDone, protocol.SuspendFinished)
 
 #: After so many deaths none is started any more: something is wrong with the machine.
 MAX_DEATHS = 5
@@ -43,14 +58,6 @@ class MoverLink(Protocol):
 
 
 @dataclass(frozen=True)
-class Job:
-    """One load or store that the mover was asked for."""
-
-    chunks: frozenset[int]
-    deadline_s: float  #: monotonic
-
-
-@dataclass(frozen=True)
 class JobDone:
     """The end of one job; the slots of chunks that are not good hold nothing of use."""
 
@@ -64,21 +71,28 @@ class JobDone:
 class MoverWatch:
     """Keeps one mover running.
 
+    :param deadline_s: for one question
     :param on_death: called when the mover can answer no more, before its jobs have ended
+    :param on_replaced: called when another one was started
+    :raises OSError: none could be started
     """
 
     def __init__(
         self,
         start: Callable[[], MoverLink],
-        job_deadline_s: float,
+        deadline_s: float,
         on_death: Callable[[], None],
+        on_replaced: Callable[[], None],
     ) -> None:
         self._start = start
-        self._job_deadline_s = job_deadline_s
+        self._deadline_s = deadline_s
         self._on_death = on_death
+        self._on_replaced = on_replaced
         self._mover: MoverLink | None = start()
         self._dying: MoverLink | None = None
-        self._jobs: dict[int, Job] = {}
+        self._asked_s: dict[_Key, float] = {}
+        self._answered_s = 0.0  # the last answer to a question of those in turn
+        self._jobs: dict[int, frozenset[int]] = {}
         self._done: list[JobDone] = []
         self.deaths = 0
 
@@ -102,13 +116,18 @@ class MoverWatch:
         if self._mover is not None:
             self._mover.send(message)
 
+    def ask(self, question: Question) -> None:
+        """Send a question; a mover that does not answer it in time is replaced."""
+        if self._mover is not None:
+            self._asked_s[_key(question)] = time.monotonic()
+            self._mover.send(question)
+
     def begin(self, job_id: int, chunks: frozenset[int]) -> None:
         """Note a job that the mover is about to be asked for."""
-        deadline_s = time.monotonic() + self._job_deadline_s
-        self._jobs[job_id] = Job(chunks, deadline_s)
+        self._jobs[job_id] = chunks
 
-    def end(self, job_id: int) -> Job | None:
-        """Take a job that the mover has answered; ``None`` if it was given up before."""
+    def end(self, job_id: int) -> frozenset[int] | None:
+        """Take the chunks of a job that was answered; ``None`` if it was given up before."""
         return self._jobs.pop(job_id, None)
 
     def report(self, done: JobDone) -> None:
@@ -122,8 +141,14 @@ class MoverWatch:
 
     def poll(self) -> list[protocol.Message]:
         """Return the mover's answers; replace it when it hangs or has ended."""
+        # Asked first, and acted upon only when nothing is left to read: what it has answered
+        # before its end was done.
+        connected = self._mover is not None and self._mover.is_connected()
         answers = self._mover.poll() if self._mover is not None else []
-        self._watch()
+        for answer in answers:
+            self._note(answer)
+        if not answers:
+            self._watch(connected=connected)
         return answers
 
     def close(self) -> None:
@@ -131,26 +156,62 @@ class MoverWatch:
         if self._mover is not None:
             self._mover.close()
 
-    def _watch(self) -> None:
-        if self._dying is not None:
-            if self._dying.is_gone():
-                self._bury()
-        elif self._mover is not None:
-            now_s = time.monotonic()
-            late = any(now_s > job.deadline_s for job in self._jobs.values())
-            if late or not self._mover.is_connected():
-                logger.error("sessiond: the mover %s", "hangs" if late else "has ended")
-                self._mover.kill()
-                self._dying, self._mover = self._mover, None
-                self._on_death()
+    def _note(self, answer: protocol.Message) -> None:
+        match answer:
+            case protocol.LoadDone(job_id=number) | protocol.StoreDone(job_id=number):
+                self._asked_s.pop((type(answer), number), None)
+            case (
+                protocol.LoadOpened(plan_id=number)
+                | protocol.SuspendOpened(plan_id=number)
+                | protocol.SuspendFinished(plan_id=number)
+            ):
+                self._asked_s.pop((type(answer), number), None)
+        if isinstance(answer, _IN_TURN):
+            self._answered_s = time.monotonic()
 
-    def _bury(self) -> None:
-        self._dying = None
-        for job_id in self._jobs:
-            self._done.append(JobDone(job_id, frozenset(), all_good=False))
-        self._jobs.clear()
-        self.deaths += 1
-        if self.deaths <= MAX_DEATHS:
+    def _watch(self, *, connected: bool) -> None:
+        if self._mover is not None and (not connected or self._hangs()):
+            logger.error("sessiond: the mover %s", "hangs" if connected else "has ended")
+            self._mover.kill()
+            self._dying, self._mover = self._mover, None
+            self._asked_s.clear()
+            self.deaths += 1
+            self._on_death()
+        if self._dying is not None and self._dying.is_gone():
+            self._dying = None
+            for job_id in self._jobs:
+                self._done.append(JobDone(job_id, frozenset(), all_good=False))
+            self._jobs.clear()
+        if self._mover is None and self._dying is None and self.deaths < MAX_DEATHS:
+            self._replace()
+
+    def _hangs(self) -> bool:
+        now_s = time.monotonic()
+        for (answer, _), asked_s in self._asked_s.items():
+            since_s = max(asked_s, self._answered_s) if answer in _IN_TURN else asked_s
+            if now_s > since_s + self._deadline_s:
+                return True
+        return False
+
+    def _replace(self) -> None:
+        try:
             self._mover = self._start()
-        else:
-            logger.error("sessiond: the mover died %d times; it stays away", self.deaths)
+        except OSError:
+            logger.exception("sessiond: no mover could be started")
+            self.deaths += 1
+            return
+        self._on_replaced()
+
+
+def _key(question: Question) -> _Key:
+    match question:
+        case protocol.OpenLoad():
+            return protocol.LoadOpened, question.plan_id
+        case protocol.Load():
+            return protocol.LoadDone, question.job_id
+        case protocol.OpenSuspend():
+            return protocol.SuspendOpened, question.plan_id
+        case protocol.Store():
+            return protocol.StoreDone, question.job_id
+        case protocol.FinishSuspend():
+            return protocol.SuspendFinished, question.plan_id

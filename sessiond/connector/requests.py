@@ -50,7 +50,7 @@ class LoadState:
     """The plan of a request that may load a snapshot."""
 
     plan_id: int
-    deadline_s: float  #: monotonic
+    deadline_s: float | None  #: monotonic; ``None`` while vLLM does not wait for the plan
     phase: Phase = Phase.OPENING
     chunks: int = 0  #: leading chunks that the snapshot offers
     end_chunk: int = 0  #: the first chunk that is not offered
@@ -86,6 +86,7 @@ class TicketedRequest:
     vram_tokens: int = 0  #: of the prompt, found in VRAM at the last look
     newly_matched: bool = False  #: and blocks not yet given
     held: bool = False  #: it lacks KV; nothing is computed for it, its sender will cancel it
+    settled: bool = False  #: a resume: its sender was told how much there is
     finished: bool = False
     load: LoadState | None = None
     suspend: SuspendState | None = None

@@ -61,7 +61,16 @@ def answer(
             "engine_id": engine_id,
             "op": op,
             "ok": ok,
-            "causes": [cause.as_json() for cause in causes],
+            "causes": [cause.as_json() for cause in _without_repeats(causes)],
             **facts,
         }
     }
+
+
+def _without_repeats(causes: Iterable[Cause]) -> list[Cause]:
+    # Each job and each admission adds its own. Not a set: the values in a cause may be lists.
+    unique: list[Cause] = []
+    for cause in causes:
+        if cause not in unique:
+            unique.append(cause)
+    return unique

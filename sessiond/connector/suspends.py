@@ -35,7 +35,7 @@ class Suspends:
         deadline_s = request.arrived_s + self._limits.plan_deadline_s
         request.suspend = SuspendState(plan_id, deadline_s)
         self._open[plan_id] = request
-        self._mover.tell(
+        self._mover.ask(
             protocol.OpenSuspend(
                 plan_id=plan_id,
                 tenant=ticket.tenant,
@@ -52,11 +52,15 @@ class Suspends:
         self._settlements.settle_lost(request.ticket.operation_id, [*request.causes, cause])
 
     def opened(self, message: protocol.SuspendOpened) -> None:
-        """The mover has opened a plan."""
+        """The mover has opened a plan, or says why it cannot."""
         request = self._open.get(message.plan_id)
-        if request is not None and request.suspend is not None:
-            request.suspend.opened = True
-            request.suspend.durable_chunks = message.durable_chunks
+        if request is None or request.suspend is None:
+            return
+        if message.causes:
+            self.refuse(request, Cause.from_json(message.causes[0]))
+            return
+        request.suspend.opened = True
+        request.suspend.durable_chunks = message.durable_chunks
 
     def is_ready(self, request: TicketedRequest, now_s: float) -> bool:
         """Whether vLLM may look for the request's KV now."""
@@ -70,7 +74,7 @@ class Suspends:
     def storable(self, request: TicketedRequest, end_tokens: Sequence[int]) -> frozenset[int]:
         """Return those chunks, named by their ends, that are not durable and fit the RAM tier."""
         suspend = request.suspend
-        if suspend is None:
+        if suspend is None or not self._can_write(request, suspend):
             return frozenset()
         size = self._limits.chunk_tokens
         durable_tokens = suspend.durable_chunks * size
@@ -80,20 +84,20 @@ class Suspends:
     def start(self, request: TicketedRequest, job_id: int, items: list[list[int]]) -> None:
         """Write chunks from slots: pairs of (chunk index, slot)."""
         suspend = request.suspend
-        if suspend is None or not self._is_open(suspend):
+        if suspend is None or not self._can_write(request, suspend):
             self._mover.report(JobDone(job_id, frozenset(), all_good=False))
             return
         # vLLM offers the chunk of the one sampled token too, if it completes one.
         end = self._limits.chunks_in(request.target_tokens)
         kept = sorted(item for item in items if item[0] < end)
         self._mover.begin(job_id, frozenset(chunk for chunk, _ in kept))
-        self._mover.tell(protocol.Store(job_id, suspend.plan_id, kept))
+        self._mover.ask(protocol.Store(job_id, suspend.plan_id, kept))
 
     def stored(self, message: protocol.StoreDone) -> None:
         """The mover needs the slots of a job no more."""
-        job = self._mover.end(message.job_id)
-        if job is not None:
-            good = frozenset[int]() if message.causes else job.chunks
+        chunks = self._mover.end(message.job_id)
+        if chunks is not None:
+            good = frozenset[int]() if message.causes else chunks
             self._mover.report(JobDone(message.job_id, good, not message.causes))
 
     def submits_over(self, request: TicketedRequest, *, may_commit: bool) -> None:
@@ -103,9 +107,9 @@ class Suspends:
             return
         commit = may_commit and suspend.finished_well and not request.held
         if not commit:
-            aborted = [*request.causes, Cause(Reason.ABORTED)]
-            self._settlements.settle_lost(request.ticket.operation_id, aborted)
-        self._mover.tell(protocol.FinishSuspend(suspend.plan_id, commit))
+            aborted = [Cause(Reason.ABORTED)] if may_commit else []  # else a cause says why
+            self._settlements.settle_lost(request.ticket.operation_id, [*request.causes, *aborted])
+        self._mover.ask(protocol.FinishSuspend(suspend.plan_id, commit))
 
     def finished(self, message: protocol.SuspendFinished) -> None:
         """The mover has committed, or not."""
@@ -126,6 +130,9 @@ class Suspends:
         for request in self._open.values():
             self.refuse(request, Cause(Reason.MOVER_FAILED))
         self._open.clear()
+
+    def _can_write(self, request: TicketedRequest, suspend: SuspendState) -> bool:
+        return suspend.opened and not request.held and self._is_open(suspend)
 
     def _is_open(self, suspend: SuspendState) -> bool:
         return suspend.plan_id in self._open and self._mover.is_usable

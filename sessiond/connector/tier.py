@@ -37,6 +37,7 @@ class SnapshotTier(SecondaryTierManager):
         self._coordinator: Coordinator | None = None
         self._keys_of_jobs: dict[int, dict[int, OffloadKey]] = {}
         self._results: list[JobResult] = []
+        self._given_up: set[str] = set()
 
     @property
     def spec(self) -> OffloadingSpec:
@@ -57,6 +58,8 @@ class SnapshotTier(SecondaryTierManager):
     def submit_load(self, job_metadata: TransferJob) -> None:
         """Have chunks read into slots of the RAM tier."""
         if not self._submit_load(job_metadata):
+            # Otherwise vLLM would find, and promote, the same chunks again and again.
+            self._given_up.add(job_metadata.req_context.req_id)
             self._results.append(JobResult(job_metadata.job_id, success=False))
 
     def submit_store(self, job_metadata: TransferJob) -> None:
@@ -86,6 +89,7 @@ class SnapshotTier(SecondaryTierManager):
     @guarded(None)
     def on_request_finished(self, req_context: ReqContext) -> None:
         """No more chunks of this request will come."""
+        self._given_up.discard(req_context.req_id)
         if self._coordinator is not None:
             self._coordinator.submits_over(req_context.req_id)
 
@@ -104,7 +108,7 @@ class SnapshotTier(SecondaryTierManager):
     @guarded(False)  # noqa: FBT003 - the value returned instead of raising
     def offers(self, key: OffloadKey, req_context: ReqContext) -> bool:
         """Whether the chunk can come from disk."""
-        if self._coordinator is None:
+        if self._coordinator is None or req_context.req_id in self._given_up:
             return False
         end_token = req_context.get_offload_key_position(key)
         return self._coordinator.offers(req_context.req_id, end_token)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from sessiond.domain.fingerprint import Fingerprint
@@ -38,18 +39,17 @@ class EngineInfo:
 
 #: The tested vLLM range: at least the first, below the second (design §6).
 VLLM_RANGE = ((0, 32, 0), (0, 33, 0))
+# Release candidates and development builds were not tested.
+_RELEASE = re.compile(r"(\d+)\.(\d+)\.(\d+)(?:\.post\d+)?(?:\+.*)?", re.ASCII)
 
 
 def vllm_supported(version: str) -> bool:
     """Whether *version*, such as ``0.32.0`` or ``0.32.1+cpu``, is in the tested range."""
-    numbers = version.split("+", maxsplit=1)[0].split(".")
-    try:
-        parsed = tuple(int(number) for number in numbers[:3])
-    except ValueError:
-        return False  # release candidates and development builds were not tested
-    if len(parsed) != 3:
+    release = _RELEASE.fullmatch(version)
+    if release is None:
         return False
-    return VLLM_RANGE[0] <= parsed < VLLM_RANGE[1]
+    numbers = tuple(int(number) for number in release.groups())
+    return VLLM_RANGE[0] <= numbers < VLLM_RANGE[1]
 
 
 def vllm_range_text() -> str:

@@ -80,6 +80,16 @@ def end_turn(head: Head, branch: Branch | None, now_unix_s: float) -> Head:
     )
 
 
+def add_branch(head: Head, branch: Branch, now_unix_s: float) -> Head:
+    """Return the head with what a request left that is no turn, such as a resume."""
+    return replace(
+        head,
+        sequence=head.sequence + 1,
+        updated_unix_s=now_unix_s,
+        branches=_merged(head.branches, branch),
+    )
+
+
 def _merged(branches: tuple[Branch, ...], new: Branch) -> tuple[Branch, ...]:
     """Put *new* in the place of the branch that it continues, or beside the others."""
     kept = tuple(branch for branch in branches if not _continues(new, branch))

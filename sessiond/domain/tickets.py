@@ -84,8 +84,8 @@ def verify(text: str, key: bytes, now_unix_s: float) -> Ticket:
 
 
 def _split(text: str) -> tuple[bytes, bytes]:
-    parts = text.split(".")
-    if len(text) > MAX_TICKET_CHARS or len(parts) != 3 or parts[0] != _VERSION:
+    parts = text.split(".") if len(text) <= MAX_TICKET_CHARS else []
+    if len(parts) != 3 or parts[0] != _VERSION:
         raise TicketMalformedError
     try:
         return _decode(parts[1]), _decode(parts[2])
@@ -103,7 +103,8 @@ def _parse(payload: bytes) -> Ticket:
         raise TicketMalformedError from error
     for field in fields(Ticket):
         expected = int if field.type == "int" else str
-        if not isinstance(getattr(ticket, field.name), expected):
+        value = getattr(ticket, field.name)
+        if not isinstance(value, expected) or isinstance(value, bool):
             raise TicketMalformedError
     return ticket
 
@@ -117,4 +118,8 @@ def _encode(data: bytes) -> str:
 
 
 def _decode(text: str) -> bytes:
-    return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    # Several texts decode to the same bytes ('+' for '-', spare bits at the end): one is valid.
+    if _encode(data) != text:
+        raise ValueError("not the one base64url form of these bytes")
+    return data

@@ -40,6 +40,8 @@ def from_bytes(data: bytes | memoryview) -> TokenIds[int]:
 
 def common_prefix_tokens(left: Sequence[int], right: Sequence[int]) -> int:
     """Return how many leading tokens the two sequences share."""
+    if type(left) is not type(right):  # an array never equals a list
+        left, right = list(left), list(right)
     length = min(len(left), len(right))
     if left[:length] == right[:length]:
         return length

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from sessiond.connector import leftovers
+from sessiond.domain.engines import SharedFile
 
 _POLL_S = 0.1
 _LOG_TAIL_LINES = 40
@@ -28,7 +29,7 @@ class ServerFailedError(RuntimeError):
 
 
 class Server:
-    """One server process in a process group of its own.
+    """One server process in a session of its own.
 
     :param command: what to run
     :param ready_url: answers 200 when the server is ready
@@ -43,6 +44,7 @@ class Server:
         env: Mapping[str, str] | None = None,
     ) -> None:
         self._ready_url = ready_url
+        self._shared: frozenset[SharedFile] = frozenset()
         self._log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
@@ -52,14 +54,14 @@ class Server:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **(env or {})},
-                # Its own group: whatever it starts can be ended with it, and nothing else.
+                # Its own session: whatever it starts can be ended with it, and nothing else.
                 start_new_session=True,
                 preexec_fn=_die_with_parent,  # noqa: PLW1509 - one C call, which takes no locks
             )
 
     @property
     def pid(self) -> int:
-        """The process id, which is the process group's id too."""
+        """The process id, which is the id of its process group and session too."""
         return self._process.pid
 
     def wait_ready(self, timeout_s: float = 180.0) -> Self:
@@ -89,16 +91,17 @@ class Server:
         return self._log.read_text(errors="replace")
 
     def kill(self) -> None:
-        """SIGKILL the whole group, wait until every member is gone, remove its shared memory."""
-        shared = leftovers.mapped_by(group_members(self.pid))
-        self._signal_group(signal.SIGKILL)
+        """SIGKILL the server and all it started, wait for their end, remove their memory."""
+        self._note_shared_memory()
+        self._kill_members()
         self._process.wait()
-        self._wait_group_gone()
-        leftovers.reclaim(shared)
+        self._wait_members_gone()
+        leftovers.reclaim(self._shared)
 
     def stop(self, timeout_s: float = 30.0) -> None:
         """SIGTERM the server, then kill what is left of its group."""
         if self._process.poll() is None:
+            self._note_shared_memory()
             self._process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout_s)
@@ -115,15 +118,19 @@ class Server:
     ) -> None:
         self.stop()
 
-    def _signal_group(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, number)
+    def _note_shared_memory(self) -> None:
+        self._shared |= leftovers.mapped_by(session_members(self.pid))
 
-    def _wait_group_gone(self) -> None:
+    def _kill_members(self) -> None:
+        for pid in session_members(self.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _wait_members_gone(self) -> None:
         for _ in range(100):
-            if not group_members(self.pid):
+            if not session_members(self.pid):
                 return
-            self._signal_group(signal.SIGKILL)
+            self._kill_members()
             time.sleep(_POLL_S)
 
     def _failure(self, what: str) -> str:
@@ -140,13 +147,13 @@ def _die_with_parent() -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def group_members(group: int) -> list[int]:
-    """Return the process ids of a process group that are no zombies."""
+def session_members(leader: int) -> list[int]:
+    """Return the processes of a session (of process groups) that are no zombies."""
     members = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, IndexError):
             fields = stat.read_text().rpartition(")")[2].split()
-            if int(fields[2]) == group and fields[0] != "Z":
+            if int(fields[3]) == leader and fields[0] != "Z":
                 members.append(int(stat.parent.name))
     return members
 

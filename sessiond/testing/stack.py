@@ -33,7 +33,7 @@ class Stack:
         self.folder = folder
         self.engine_port = free_port()
         self.daemon_port = free_port()
-        self._settings = dict(settings or {})
+        self.settings = dict(settings or {})  #: may be added to before a start
         self._servers = ExitStack()
         self._engine: Server | None = None
         self._daemon: Server | None = None
@@ -76,7 +76,7 @@ class Stack:
             "SESSIOND_REGISTRY_URL": f"sqlite:///{self.folder / 'registry.db'}",
             # Whoever drives a stack suspends by hand; a sweep would get in between.
             "SESSIOND_IDLE_TIMEOUT_S": "86400",
-            **self._settings,
+            **self.settings,
         }
 
     def start_daemon(self) -> Server:

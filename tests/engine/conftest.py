@@ -7,7 +7,8 @@ be moved in rounds. vLLM's development endpoint clears VRAM between tests.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from sessiond.store.store import Store
 from sessiond.testing.agent import Agent
 from sessiond.testing.model import build_model
 from sessiond.testing.stack import Stack
+from sessiond.testing.texts import opening
 
 MODELS = Path(__file__).parents[2] / ".cache" / "models"
 CHUNK_TOKENS = 128
@@ -44,11 +46,15 @@ def model() -> Path:
 
 @pytest.fixture(scope="session")
 def stack(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with Stack(tmp_path_factory.mktemp("stack")) as running:
+    folder = tmp_path_factory.mktemp("stack")
+    faults = folder / "faults"
+    faults.touch()
+    injected = ("--connector-setting", f"raise_in={json.dumps([f'@{faults}'])}")
+    with Stack(folder) as running:
         running.start_daemon()
-        running.start_engine(model, ENGINE_OPTIONS, ENGINE_ENV)
+        running.start_engine(model, (*ENGINE_OPTIONS, *injected), ENGINE_ENV)
         yield running
-        assert "sessiond: " not in _failures(running.engine.log_text())
+        assert unexpected_failures(running.engine.log_text()) == 0
 
 
 @pytest.fixture(scope="session")
@@ -65,6 +71,18 @@ _numbers = itertools.count()
 
 
 @pytest.fixture
+def evict(stack: Stack, agent: Agent) -> Callable[[], None]:
+    """Put the session's KV out of VRAM and RAM: a stranger's chunks fill the RAM tier."""
+
+    def run() -> None:
+        name = f"stranger-{next(_numbers)}"
+        agent.turn(opening(name, (RAM_CHUNKS + 4) * CHUNK_TOKENS), tokens=1, cache_salt=name)
+        stack.clear_vram()
+
+    return run
+
+
+@pytest.fixture
 def agent(stack: Stack) -> Iterator[Agent]:
     """An agent with a session of its own; VRAM holds nothing of others."""
     stack.clear_vram()
@@ -75,5 +93,6 @@ def agent(stack: Stack) -> Iterator[Agent]:
     assert stack.engine.is_running()
 
 
-def _failures(log: str) -> str:
-    return "\n".join(line for line in log.splitlines() if " failed (" in line)
+def unexpected_failures(log: str) -> int:
+    """Return how often our guard caught something that no test made fail on purpose."""
+    return log.count(" failed (") - log.count("guard.InjectedFaultError:")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 
 import httpx
@@ -18,20 +17,6 @@ from sessiond.testing.texts import Messages, continued, opening
 
 CHUNK_TOKENS = 128
 RAM_CHUNKS = 21
-
-_seeds = itertools.count()
-
-
-@pytest.fixture
-def evict(stack: Stack, agent: Agent) -> Callable[[], None]:
-    """Put the session's KV out of VRAM and RAM: a stranger's chunks fill the RAM tier."""
-
-    def run() -> None:
-        seed = f"stranger-{next(_seeds)}"
-        agent.turn(opening(seed, RAM_CHUNKS * CHUNK_TOKENS + 500), tokens=1, cache_salt=seed)
-        stack.clear_vram()
-
-    return run
 
 
 def head_tokens(turn: Turn) -> tuple[int, ...]:

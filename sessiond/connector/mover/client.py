@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 
 from sessiond.connector.mover import protocol
@@ -26,13 +27,13 @@ class MoverClient:
 
     :param hello: what the mover serves
     :param region_fd: the RAM tier's shared memory, inherited by the mover
+    :raises OSError: no process could be started
     """
 
     def __init__(self, hello: protocol.Hello, region_fd: int) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
+        self._socket, theirs = socket.socketpair()
+        with theirs, _closed_on_error(self._socket):
             self._process = _spawn(theirs.fileno(), region_fd)
-        self._socket = ours
         self._outgoing: queue.SimpleQueue[protocol.Message | None] = queue.SimpleQueue()
         self._incoming: deque[protocol.Message] = deque()
         self._closed = threading.Event()
@@ -77,14 +78,16 @@ class MoverClient:
 
     def close(self, wait_s: float = 5.0) -> None:
         """End the mover: its socket closes, it exits; what hangs is killed."""
-        self._outgoing.put(None)
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         try:
             self._process.wait(wait_s)
         except subprocess.TimeoutExpired:
             self.kill()
-        self._socket.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(wait_s)
+        for thread in self._threads:
+            thread.join(wait_s)
 
     def _send_all(self) -> None:
         while (message := self._outgoing.get()) is not None:
@@ -98,9 +101,21 @@ class MoverClient:
         try:
             while (message := protocol.receive(self._socket)) is not None:
                 self._incoming.append(message)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError):
             logger.exception("sessiond: the mover's answer cannot be read")
         self._closed.set()
+        self._outgoing.put(None)
+        self._threads[0].join()  # it writes to the socket: nothing else may get its number
+        self._socket.close()
+
+
+@contextlib.contextmanager
+def _closed_on_error(sock: socket.socket) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        sock.close()
+        raise
 
 
 def _spawn(socket_fd: int, region_fd: int) -> subprocess.Popen[bytes]:

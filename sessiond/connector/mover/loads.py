@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sessiond.connector.mover.failures import cause_of
 from sessiond.connector.mover.protocol import OpenLoad
-from sessiond.domain.errors import SessiondError
+from sessiond.domain.errors import SessiondError, StoreError
 from sessiond.domain.fingerprint import FieldClass, Fingerprint, causes, compare
 from sessiond.domain.ids import SegmentId, SessionId, TenantId
 from sessiond.domain.reasons import Cause, Reason
@@ -19,11 +20,16 @@ from sessiond.store.store import Store
 
 @dataclass
 class LoadPlan:
-    """The chunks of one snapshot that one prompt may use; its segments stay locked."""
+    """The chunks of one snapshot that one prompt may use; its segments stay locked.
+
+    Whoever opened it and every load that runs hold it; the last to let go unlocks the segments.
+    """
 
     records: tuple[ChunkRecord, ...] = ()
     chain: list[bytes] = field(default_factory=list)
     readers: dict[SegmentId, SegmentReader] = field(default_factory=dict)
+    _holders: int = 1
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def chunks(self) -> int:
@@ -52,10 +58,18 @@ class LoadPlan:
         """Bytes on disk of one chunk."""
         return self.records[index].stored_bytes
 
-    def close(self) -> None:
-        """Unlock and close the segments."""
-        for reader in self.readers.values():
-            reader.close()
+    def hold(self) -> None:
+        """A load begins."""
+        with self._lock:
+            self._holders += 1
+
+    def let_go(self) -> None:
+        """A load has ended, or the plan is closed."""
+        with self._lock:
+            self._holders -= 1
+            if self._holders == 0:
+                for reader in self.readers.values():
+                    reader.close()
 
     def _by_segment(self, items: list[list[int]]) -> dict[SegmentId, list[list[int]]]:
         grouped: dict[SegmentId, list[list[int]]] = {}
@@ -122,10 +136,17 @@ def _open_segments(
 def _good_prefix(
     store: Store, records: list[ChunkRecord], readers: dict[SegmentId, SegmentReader]
 ) -> list[ChunkRecord]:
-    bad = {segment_id: store.bad_chunks(segment_id) for segment_id in readers}
+    bad = {segment_id: _known_bad(store, segment_id) for segment_id in readers}
     good = []
     for record in records:
         if record.segment_id not in readers or record.offset_bytes in bad[record.segment_id]:
             break
         good.append(record)
     return good
+
+
+def _known_bad(store: Store, segment_id: SegmentId) -> set[int]:
+    try:
+        return store.bad_chunks(segment_id)
+    except StoreError:
+        return set()  # notes save work; every read verifies all the same

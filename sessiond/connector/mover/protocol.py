@@ -217,11 +217,20 @@ def receive(sock: socket.socket) -> Message | None:
     payload = _receive_exactly(sock, payload_bytes)
     if header is None or payload is None:
         return None
+    return _parse(header, payload)
+
+
+def _parse(header: bytes, payload: bytes) -> Message:
     fields = json.loads(header)
-    message_type = _KINDS[fields.pop("kind")]
-    if "payload" in message_type.__dataclass_fields__:
-        fields["payload"] = payload
-    return message_type(**fields)
+    if not isinstance(fields, dict):
+        raise ValueError("A message's header is no JSON object.")
+    try:
+        message_type = _KINDS[fields.pop("kind")]
+        if "payload" in message_type.__dataclass_fields__:
+            fields["payload"] = payload
+        return message_type(**fields)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"No message has this kind or these fields: {error}.") from error
 
 
 def _receive_exactly(sock: socket.socket, size_bytes: int) -> bytes | None:

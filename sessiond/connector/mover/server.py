@@ -121,22 +121,29 @@ class Mover:
 
     def _start_load(self, message: protocol.Load) -> None:
         job = _LoadJob(message, self._loads[message.plan_id], self._hello.read_threads)
+        job.plan.hold()
         for part in job.parts:
             self._reads.submit(self._guarded, partial(self._load_part, job, part), message)
 
     def _load_part(self, job: _LoadJob, part: list[list[int]], _message: protocol.Message) -> None:
         done = job.finish_part(job.plan.load(part, self._slot, self._bytes_digest))
         if done is not None:
+            job.plan.let_go()
             self._gate.leave()
             self._send(done)
 
     def _close_plan(self, message: protocol.ClosePlan) -> None:
         plan = self._loads.pop(message.plan_id, None)
         if plan is not None:
-            plan.close()
+            plan.let_go()
 
     def _open_suspend(self, message: protocol.OpenSuspend) -> None:
-        plan = SuspendPlan(self._store, self._hello, self._fingerprint, message)
+        try:
+            plan = SuspendPlan(self._store, self._hello, self._fingerprint, message)
+        except (SessiondError, OSError) as error:
+            causes = _as_json([cause_of(error)])
+            self._send(protocol.SuspendOpened(message.plan_id, 0, causes))
+            return
         self._suspends[message.plan_id] = plan
         self._send(protocol.SuspendOpened(message.plan_id, plan.durable_chunks, []))
 
@@ -154,7 +161,10 @@ class Mover:
         self._send(protocol.StoreDone(message.job_id, _as_json(causes)))
 
     def _finish_suspend(self, message: protocol.FinishSuspend) -> None:
-        plan = self._suspends.pop(message.plan_id)
+        plan = self._suspends.pop(message.plan_id, None)
+        if plan is None:  # it could not be opened
+            self._send(protocol.SuspendFinished(message.plan_id, None, []))
+            return
         snapshot: dict[str, Any] | None = None
         causes: list[Cause] = []
         try:

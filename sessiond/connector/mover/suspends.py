@@ -24,6 +24,8 @@ class SuspendPlan:
 
     Chunks that the parent generation holds already (same tenant, fingerprint, adapter and token
     chain) are referenced, not written again; their segments stay locked until the commit.
+
+    :raises StoreError: the session's snapshots cannot be listed
     """
 
     def __init__(
@@ -125,12 +127,12 @@ class SuspendPlan:
         return shared
 
     def _lock(self, record: ChunkRecord) -> bool:
-        if record.segment_id not in self._locked:
-            try:
+        try:
+            if record.segment_id not in self._locked:
                 self._locked[record.segment_id] = self._store.open_segment(record.segment_id)
-            except (SessiondError, OSError):
-                return False
-        return record.offset_bytes not in self._store.bad_chunks(record.segment_id)
+            return record.offset_bytes not in self._store.bad_chunks(record.segment_id)
+        except (SessiondError, OSError):
+            return False
 
     def _codec_name(self) -> str:
         return self._hello.codec.upper().replace("-", "_")

@@ -1,0 +1,94 @@
+"""An exception in any of our overrides costs a snapshot or a reuse, never the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sessiond.testing.agent import Agent
+from sessiond.testing.stack import Stack
+from sessiond.testing.texts import opening
+
+# What a turn and a suspend run through.
+STORING = (
+    "SessionConnector._arrive",
+    "SessionConnector._may_match",
+    "SessionConnector._matched",
+    "SessionConnector._scheduled",
+    "SessionConnector._finish",
+    "SnapshotTier.on_new_request",
+    "SnapshotTier.on_request_finished",
+    "SnapshotTier.is_suspend",
+    "SnapshotTier.has_pending_work",
+    "SnapshotTier._storable_ends",
+    "SnapshotTier._submit_store",
+    "SnapshotTier._take_done",
+)
+# What a turn runs through that could restore its session.
+LOADING = (
+    "SessionConnector._may_match",
+    "SnapshotTier.lookup",
+    "SnapshotTier.offers",
+    "SnapshotTier.keeps_promoted",
+    "SnapshotTier.in_vram",
+    "SnapshotTier._submit_load",
+    "SessionOffloadingManager._pin",
+    "SessionOffloadingManager._unpin",
+)
+
+
+@pytest.fixture
+def fault(stack: Stack) -> Iterator[Callable[[str], None]]:
+    """Make a guarded function raise until the test ends."""
+    file: Path = stack.folder / "faults"
+
+    def inject(name: str) -> None:
+        file.write_text(name)
+
+    yield inject
+    inject("")
+
+
+@pytest.mark.parametrize("name", STORING)
+def test_a_fault_while_storing_costs_at_most_the_snapshot(
+    agent: Agent, stack: Stack, fault: Callable[[str], None], name: str
+) -> None:
+    fault(name)
+    messages = opening(agent.session_id, 400)
+    turn = agent.ticketed_turn(messages, tokens=8)
+    answer = agent.try_call("POST", f"/v1/sessions/{agent.session_id}/suspend")
+    fault("")
+
+    assert len(turn.token_ids) == 8
+    assert answer.is_success or answer.json()["code"]
+    assert f"{name} failed" in stack.engine.log_text()
+    again = agent.ticketed_turn(opening(f"{agent.session_id} again", 400), tokens=8)
+    assert len(again.token_ids) == 8
+    assert agent.suspend()["missing_tokens"] == 0
+
+
+@pytest.mark.parametrize("name", LOADING)
+def test_a_fault_while_loading_costs_at_most_the_reuse(
+    agent: Agent,
+    stack: Stack,
+    fault: Callable[[str], None],
+    evict: Callable[[], None],
+    name: str,
+) -> None:
+    messages = opening(agent.session_id, 400)
+    cold = agent.ticketed_turn(messages, tokens=8)
+    warm = agent.turn(messages, tokens=8, cache_salt=agent.ticket()["cache_salt"])
+    agent.suspend()
+    evict()
+    fault(name)
+
+    turn = agent.ticketed_turn(messages, tokens=8)
+    fault("")
+
+    assert turn.token_ids == (warm if turn.cached_tokens else cold).token_ids
+    assert f"{name} failed" in stack.engine.log_text()
+    agent.complete(range(100, 110), cache_salt="any request lets go of what is left over")
+    evict()
+    assert agent.resume()["outcome"] == "restored"

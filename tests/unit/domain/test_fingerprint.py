@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sessiond.domain.fingerprint import FIELDS, FieldClass, Fingerprint, causes, compare
+from sessiond.domain.reasons import Reason
+
+FULL: dict[str, Any] = {name: f"value of {name}" for name in FIELDS}
+NAMES = [*FIELDS, "invented_later", "a", "z"]
+FINGERPRINTS = st.dictionaries(
+    st.sampled_from(NAMES), st.sampled_from([0, 1, True, None, 1.0, "1", [1], {"a": 1}])
+).map(Fingerprint)
+
+
+def changed(name: str, value: Any) -> Fingerprint:  # noqa: ANN401 - any JSON value
+    return Fingerprint({**FULL, name: value})
+
+
+def lacking(name: str) -> Fingerprint:
+    return Fingerprint({key: value for key, value in FULL.items() if key != name})
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_field_that_differs_is_named_with_its_own_reason(name: str) -> None:
+    (mismatch,) = compare(changed(name, "old"), changed(name, "new"))
+    assert (mismatch.field, mismatch.field_class) == (name, FIELDS[name].field_class)
+    assert mismatch.cause.reason is FIELDS[name].reason
+    assert (mismatch.cause.stored, mismatch.cause.live) == ("old", "new")
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_field_that_the_live_side_lacks_is_a_mismatch(name: str) -> None:
+    (mismatch,) = compare(Fingerprint(FULL), lacking(name))
+    assert mismatch.field_class is FIELDS[name].field_class
+    assert mismatch.cause.reason is Reason.UNKNOWN_FIELD_MISMATCH
+    assert (mismatch.cause.detail, mismatch.cause.live) == (name, None)
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_field_that_the_stored_side_lacks_is_a_mismatch(name: str) -> None:
+    (mismatch,) = compare(lacking(name), Fingerprint(FULL))
+    assert mismatch.field_class is FIELDS[name].field_class
+    assert mismatch.cause.reason is Reason.UNKNOWN_FIELD_MISMATCH
+    assert (mismatch.cause.detail, mismatch.cause.stored) == (name, None)
+
+
+def test_a_field_of_another_version_forbids_loading() -> None:
+    (mismatch,) = compare(changed("invented_later", 1), changed("invented_later", 2))
+    assert mismatch.field_class is FieldClass.BYTES
+
+
+def test_none_is_not_the_same_as_nothing() -> None:
+    (mismatch,) = compare(changed("quantization", None), lacking("quantization"))
+    assert mismatch.field == "quantization"
+
+
+@pytest.mark.parametrize(("one", "other"), [(True, 1), (1, 1.0), (0, False), ("1", 1), (None, "")])
+def test_values_are_compared_by_their_canonical_form(
+    one: Any,  # noqa: ANN401 - any JSON value
+    other: Any,  # noqa: ANN401 - any JSON value
+) -> None:
+    assert len(compare(changed("parallel", one), changed("parallel", other))) == 1
+
+
+def test_the_order_inside_a_value_does_not_matter() -> None:
+    assert compare(
+        changed("parallel", {"tp": 1, "pp": 2}), changed("parallel", {"pp": 2, "tp": 1})
+    ) == []  # fmt: skip
+
+
+@given(fingerprint=FINGERPRINTS)
+def test_a_fingerprint_matches_itself(fingerprint: Fingerprint) -> None:
+    assert compare(fingerprint, Fingerprint(dict(reversed([*fingerprint.fields.items()])))) == []
+
+
+@given(one=FINGERPRINTS, other=FINGERPRINTS)
+def test_comparing_has_no_sides(one: Fingerprint, other: Fingerprint) -> None:
+    there, back = compare(one, other), compare(other, one)
+    assert [(m.field, m.field_class) for m in there] == [(m.field, m.field_class) for m in back]
+    assert [(m.cause.stored, m.cause.live) for m in there] == [
+        (m.cause.live, m.cause.stored) for m in back
+    ]
+
+
+@given(one=FINGERPRINTS, other=FINGERPRINTS)
+def test_bytes_fields_come_first(one: Fingerprint, other: Fingerprint) -> None:
+    classes = [list(FieldClass).index(m.field_class) for m in compare(one, other)]
+    assert classes == sorted(classes)
+
+
+@given(one=FINGERPRINTS, other=FINGERPRINTS, field_class=st.sampled_from(FieldClass))
+def test_a_classs_digest_changes_exactly_if_a_field_of_it_does(
+    one: Fingerprint, other: Fingerprint, field_class: FieldClass
+) -> None:
+    differs = bool(causes(compare(one, other), field_class))
+    assert (one.digest(field_class) != other.digest(field_class)) == differs
+
+
+def test_every_class_has_a_field() -> None:
+    assert {field.field_class for field in FIELDS.values()} == set(FieldClass)
