@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sessiond.domain.errors import RegistryUnavailableError
+from sessiond.domain.session import SessionState
+from sessiond.scheduler.jobs import Jobs
+from sessiond.testing.world import AGENT, World, open_world, text
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    async with open_world(tmp_path) as world:
+        yield world
+
+
+async def idle_session(world: World) -> None:
+    world.start_engine()
+    await world.create()
+    await world.turn(AGENT, text(100))
+    world.pass_time(301)
+
+
+async def becomes(world: World, state: SessionState) -> None:
+    async with asyncio.timeout(10):
+        while (await world.show()).state is not state:
+            await asyncio.sleep(0.02)
+
+
+async def test_the_idle_sweep_runs_by_itself(world: World) -> None:
+    await idle_session(world)
+    jobs = Jobs(world.services, sweep_interval_s=0.05, lease_s=1.0)
+    jobs.start()
+    try:
+        await becomes(world, SessionState.SUSPENDED)
+    finally:
+        jobs.stop()
+
+
+async def test_a_registry_that_is_away_for_a_while_ends_no_job(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await idle_session(world)
+
+    def away(_ids: object) -> None:
+        raise RegistryUnavailableError
+
+    jobs = Jobs(world.services, sweep_interval_s=0.05, lease_s=1.0)
+    with caplog.at_level(logging.WARNING, "sessiond"), monkeypatch.context() as patched:
+        patched.setattr(world.registry, "sessions_for_sweep", away)
+        jobs.start()
+        async with asyncio.timeout(10):
+            while "sweep: The registry's database does not answer." not in caplog.messages:
+                await asyncio.sleep(0.02)
+    try:
+        await becomes(world, SessionState.SUSPENDED)
+    finally:
+        jobs.stop()
