@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
@@ -20,6 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import (
 from vllm.v1.request import RequestStatus
 
 from sessiond.connector import guard, leftovers
+from sessiond.connector.announcer import Announcer
 from sessiond.connector.coordinator import Coordinator
 from sessiond.connector.digests import DigestCache
 from sessiond.connector.fingerprint import read_fingerprint
@@ -44,7 +44,9 @@ from sessiond.store.store import Store
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
 
@@ -88,6 +90,13 @@ class SessionConnector(OffloadingConnector):
         """As vLLM's; note where the prompt's KV came from."""
         super().update_state_after_alloc(request, blocks, num_external_tokens)
         self._scheduled(request, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        """As vLLM's; a step without work waits a moment for the mover."""
+        metadata = super().build_connector_meta(scheduler_output)
+        if scheduler_output.total_num_scheduled_tokens == 0:
+            self._rest()
+        return metadata
 
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
@@ -140,6 +149,11 @@ class SessionConnector(OffloadingConnector):
             self._coordinator.scheduled(request.request_id, external_tokens)
 
     @guarded(None)
+    def _rest(self) -> None:
+        if self._coordinator is not None:
+            self._coordinator.rest()
+
+    @guarded(None)
     def _finish(self, request: Request) -> dict[str, Any] | None:
         if self._coordinator is None or not request.kv_transfer_params:
             return None
@@ -190,14 +204,16 @@ class SessionConnector(OffloadingConnector):
             vllm_version=vllm_version(),
             shared_files=tuple(leftovers.mapped_by(leftovers.family_of_this_process())),
         )
-        self._coordinator = _coordinator(info, settings, keys, spec, kv_cache_config)
+        announcer = Announcer(store, info)
+        self._coordinator = _coordinator(
+            info, settings, keys, _head_limit_tokens(info, kv_cache_config), spec.region_fd
+        )
+        self._coordinator.on_tier_off = announcer.tier_off
         ways = weights_may_change(vllm_config)
         if ways and not settings.allow_weight_updates:
             cause = Cause(Reason.TIER_OFF, f"weights may change in place: {ways}")
             self._coordinator.turn_off(cause)
-            info = replace(info, tier_off=cause.detail)
         tier.attach(self._coordinator)
-        self._engine_file = store.publish_engine(info)
         logger.info(
             "sessiond: engine %s is ready in %.2f s: chunks of %d tokens (%d bytes), %d in RAM",
             info.engine_id,
@@ -221,8 +237,8 @@ def _coordinator(
     info: EngineInfo,
     settings: ConnectorSettings,
     keys: KeyRing,
-    spec: SessionOffloadingSpec,
-    kv_cache_config: KVCacheConfig,
+    head_limit_tokens: int,
+    region_fd: int,
 ) -> Coordinator:
     hello = protocol.Hello(
         root=str(settings.root),
@@ -243,13 +259,17 @@ def _coordinator(
         job_deadline_s=settings.job_deadline_s,
         hold_deadline_s=settings.hold_deadline_s,
     )
-    kv_tokens = kv_cache_config.num_blocks * spec.tokens_per_block[0]
-    kv_tokens += info.ram_tier_chunks * info.chunk_tokens
-    heads = HeadBook(info.engine_id, _HEAD_TOKENS_PER_KV_TOKEN * kv_tokens)
-    region_fd = spec.region_fd
+    heads = HeadBook(info.engine_id, head_limit_tokens)
     return Coordinator(
         info.engine_id, keys.ticket_key, limits, heads, lambda: MoverClient(hello, region_fd)
     )
+
+
+def _head_limit_tokens(info: EngineInfo, kv_cache_config: KVCacheConfig) -> int:
+    block_tokens = kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
+    vram_tokens = kv_cache_config.num_blocks * block_tokens
+    ram_tokens = info.ram_tier_chunks * info.chunk_tokens
+    return _HEAD_TOKENS_PER_KV_TOKEN * (vram_tokens + ram_tokens)
 
 
 def _codec(settings: ConnectorSettings, info: EngineInfo) -> str:

@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from sessiond.connector.guard import guarded
 from sessiond.connector.headbook import HeadBook
 from sessiond.connector.limits import Limits
 from sessiond.connector.loads import Loads
 from sessiond.connector.mover import protocol
 from sessiond.connector.moverwatch import MAX_DEATHS, JobDone, MoverLink, MoverWatch
-from sessiond.connector.requests import ArrivingRequest, FinishedRequest, TicketedRequest
+from sessiond.connector.requests import ArrivingRequest, FinishedRequest, Phase, TicketedRequest
 from sessiond.connector.settlements import Settlements, answer
 from sessiond.connector.suspends import Suspends, branch_to_suspend
 from sessiond.domain.errors import TicketError, TicketForgedError
@@ -30,6 +31,8 @@ from sessiond.domain.tokens import to_bytes, whole_chunk_tokens
 
 logger = logging.getLogger("vllm.sessiond.coordinator")
 
+#: A new request waits at most this long for an engine that has nothing else to do.
+_REST_S = 0.002
 _WAITING_OPS = (TicketOp.COMMIT, TicketOp.OUTCOME)
 
 
@@ -57,6 +60,8 @@ class Coordinator:
         self._requests: dict[str, TicketedRequest] = {}
         self._rejected: dict[str, Cause] = {}
         self._plan_ids = itertools.count(1)
+        self._head_ids = itertools.count(1)
+        self.on_tier_off: Callable[[str], None] | None = None
         self.tier_off: Cause | None = None
 
     # A request arrives
@@ -67,6 +72,7 @@ class Coordinator:
         if text is None:
             return
         self.poll()  # a mover that died while nobody asked anything is replaced first
+        self._sweep()
         try:
             ticket = self._verified(str(text), arriving)
         except TicketError as error:
@@ -222,7 +228,9 @@ class Coordinator:
     def keeps_promoted(self, request_id: str) -> bool:
         """Whether promoted chunks of the request must stay in RAM until they are copied."""
         request = self._requests.get(request_id)
-        return request is not None and request.load is not None and not request.finished
+        if request is None or request.load is None or request.finished:
+            return False
+        return request.load.phase is not Phase.CLOSED
 
     def load(self, job_id: int, request_id: str, items: Iterable[tuple[int, int]]) -> None:
         """Read chunks from disk: pairs of (token at which it ends, slot)."""
@@ -265,7 +273,7 @@ class Coordinator:
 
     def has_work(self) -> bool:
         """Whether the engine must keep stepping for us."""
-        return self._mover.has_work or self._loads.has_work or self._suspends.has_work
+        return self._mover.has_work
 
     # A request ends
 
@@ -320,22 +328,38 @@ class Coordinator:
         self._loads.close(request)
         self._suspends.submits_over(request, may_commit=self.tier_off is None)
 
+    def _sweep(self) -> None:
+        """Let go of requests whose end we were told of in part: an override of ours failed."""
+        oldest_s = time.monotonic() - 2 * self._limits.hold_deadline_s
+        over = [
+            request.request_id
+            for request in self._requests.values()
+            if request.finished and request.arrived_s < oldest_s
+        ]
+        for request_id in over:
+            self.submits_over(request_id)
+
     # The mover, and the end
 
     def poll(self) -> None:
         """Handle the mover's answers, its hanging and its death."""
         for message in self._mover.poll():
-            match message:
-                case protocol.LoadOpened():
-                    self._loads.opened(message)
-                case protocol.LoadDone():
-                    self._loads.done(message)
-                case protocol.SuspendOpened():
-                    self._suspends.opened(message)
-                case protocol.StoreDone():
-                    self._suspends.stored(message)
-                case protocol.SuspendFinished():
-                    self._suspends.finished(message)
+            self._handle(message)
+
+    @guarded(None)
+    def _handle(self, message: protocol.Message) -> None:
+        # Guarded one by one: an answer that cannot be handled must not cost the ones after it.
+        match message:
+            case protocol.LoadOpened():
+                self._loads.opened(message)
+            case protocol.LoadDone():
+                self._loads.done(message)
+            case protocol.SuspendOpened():
+                self._suspends.opened(message)
+            case protocol.StoreDone():
+                self._suspends.stored(message)
+            case protocol.SuspendFinished():
+                self._suspends.finished(message)
 
     def _mover_died(self) -> None:
         self._loads.lose()
@@ -348,6 +372,17 @@ class Coordinator:
         # would count as running for ever.
         for head in self._heads.all():
             self._publish(head)
+
+    def rest(self) -> None:
+        """After a step that scheduled nothing: wait a moment instead of asking again at once.
+
+        Otherwise the polling engine takes the cores that the mover needs.
+        """
+        waiting = any(
+            request.held or request.ticket.op in _WAITING_OPS for request in self._requests.values()
+        )
+        if waiting or self._mover.awaits_answer:
+            self._mover.wait(_REST_S)
 
     def drain(self) -> None:
         """Block until no job is left; their deadlines bound it."""
@@ -363,6 +398,8 @@ class Coordinator:
         """Weights or caches may have changed: nothing is loaded, nothing begun is committed."""
         if self.tier_off is None:
             logger.warning("sessiond: the snapshot tier is off: %s", cause)
+            if self.on_tier_off is not None:
+                self.on_tier_off(cause.detail or cause.reason.value)
         self.tier_off = self.tier_off or cause
         for request in self._requests.values():
             self._loads.close(request, cause)
@@ -372,8 +409,9 @@ class Coordinator:
             self._publish(head)
 
     def _publish(self, head: Head) -> None:
-        self._mover.tell(
+        self._mover.ask(
             protocol.WriteHead(
+                head_id=next(self._head_ids),
                 tenant=head.tenant,
                 session=head.session,
                 sequence=head.sequence,

@@ -84,14 +84,18 @@ def weight_files(model: Path) -> list[Path]:
     if model.is_file():
         return [model]
     found = [path for path in model.iterdir() if path.suffix in WEIGHT_SUFFIXES and path.is_file()]
-    # Checkpoints that ship both kinds are loaded from safetensors.
-    safe = [path for path in found if path.suffix == ".safetensors"]
     if not found:
         raise UnsupportedEngineError(
             f"The model folder {model.name!r} holds no weight files, so sessiond cannot tell "
             "which weights computed its KV."
         )
-    return safe or found
+    # All of them, whichever the load format takes: a needless recompute is no wrong token.
+    return found
+
+
+def code_files(model: Path) -> list[Path]:
+    """Return the code that a checkpoint brings along (``trust_remote_code``)."""
+    return [path for path in model.rglob("*.py") if path.is_file()]
 
 
 def tokenizer_files(folder: Path) -> list[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import torch
 from vllm.platforms import current_platform
 
 import sessiond
-from sessiond.connector.digests import DigestCache, tokenizer_files, weight_files
+from sessiond.connector.digests import DigestCache, code_files, tokenizer_files, weight_files
 from sessiond.connector.versions import vllm_version
 from sessiond.domain.canonical import JsonValue, json_digest
 from sessiond.domain.errors import UnsupportedEngineError
@@ -35,11 +36,15 @@ def read_fingerprint(
     """
     model = vllm_config.model_config
     parallel = vllm_config.parallel_config
-    model_folder = _local_folder(model.model)
-    tokenizer_folder = _local_folder(str(model.tokenizer))
+    download_folder = vllm_config.load_config.download_dir
+    checkpoint = _local_path(model.model, model.revision, download_folder)
+    model_folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
+    tokenizer = _local_path(str(model.tokenizer), model.tokenizer_revision, download_folder)
+    tokenizer_folder = tokenizer if tokenizer.is_dir() else tokenizer.parent
     version = vllm_version()
     fields: dict[str, JsonValue] = {
-        "weights_digest": cache.files_digest(weight_files(model_folder), model_folder),
+        "weights_digest": cache.files_digest(weight_files(checkpoint), model_folder),
+        "code_digest": cache.files_digest(code_files(model_folder), model_folder),
         "model_config_digest": _text_config_digest(model.hf_text_config, model.max_model_len),
         "quantization": model.quantization,
         "model_dtype": _name(model.dtype),
@@ -48,12 +53,14 @@ def read_fingerprint(
         "kv_layout": spec.config.kv_cache_layout,
         "chunk_tokens": spec.tokens_per_block[0] * spec.blocks_per_chunk,
         "chunk_bytes": spec.kv_bytes_per_chunk,
+        "attention": _attention(vllm_config),
         "model_runner": "v2" if vllm_config.use_v2_model_runner else "v1",
         "parallel": {
             "tp": parallel.tensor_parallel_size,
             "pp": parallel.pipeline_parallel_size,
             "pcp": parallel.prefill_context_parallel_size,
             "dcp": parallel.decode_context_parallel_size,
+            "cp_interleave": parallel.cp_kv_cache_interleave_size,
             "rank_order": "rank",
         },
         "connector_format": CONNECTOR_FORMAT,
@@ -69,15 +76,36 @@ def read_fingerprint(
     return Fingerprint(fields)
 
 
-def _local_folder(name: str) -> Path:
-    """Return the folder of a local checkpoint or of one in the Hugging Face cache."""
+def _attention(vllm_config: VllmConfig) -> dict[str, JsonValue]:
+    """Return what decides how attention lays K and V out inside a page."""
+    backend = vllm_config.attention_config.backend
+    device = current_platform.device_type
+    # On CPUs, vLLM packs K for the instruction set that it finds.
+    features: dict[str, JsonValue] = {
+        "amx": torch.cpu._is_amx_tile_supported(),  # noqa: SLF001 - what vLLM itself asks
+        "avx512": torch.cpu._is_avx512_supported(),  # noqa: SLF001 - what vLLM itself asks
+        "machine": platform.machine(),
+    }
+    return {
+        "device": device,
+        "backend": backend.name if backend is not None else "auto",
+        "instruction_set": features if device == "cpu" else {},
+    }
+
+
+def _local_path(name: str, revision: str | None, download_folder: str | None) -> Path:
+    """Return a local checkpoint (a folder or a file) or the one in the Hugging Face cache."""
     path = Path(name)
     if path.exists():
-        return path if path.is_dir() else path.parent
+        return path
     from huggingface_hub import snapshot_download  # noqa: PLC0415 - only for models by name
 
     try:
-        return Path(snapshot_download(name, local_files_only=True))
+        return Path(
+            snapshot_download(
+                name, revision=revision, cache_dir=download_folder, local_files_only=True
+            )
+        )
     except (OSError, ValueError) as error:
         raise UnsupportedEngineError(
             f"The files of the model {name!r} are not on this machine, so sessiond cannot tell "

@@ -27,11 +27,6 @@ class Loads:
         self._open: dict[int, TicketedRequest] = {}
         self._loading: dict[int, TicketedRequest] = {}  # by job id
 
-    @property
-    def has_work(self) -> bool:
-        """Whether a plan is open."""
-        return bool(self._open)
-
     def open(self, request: TicketedRequest, plan_id: int, tokens: TokenIds[int]) -> None:
         """Ask the mover for the chunks of the ticket's generation that *tokens* may use."""
         ticket = request.ticket
@@ -63,6 +58,8 @@ class Loads:
         load = request.load
         if load is None or load.phase is Phase.CLOSED:
             return True
+        if vram_tokens >= _useful_tokens(request):
+            return True  # nothing on disk is worth waiting for
         if load.jobs:
             return False  # a scan of all chunks could only find that they are on their way
         if load.deadline_s is None:  # it was preempted, and begins to wait again
@@ -161,3 +158,9 @@ class Loads:
         load.end_chunk = begin + granted
         if granted < wanted:
             request.causes.append(Cause(Reason.RAM_TIER_TOO_SMALL))
+
+
+def _useful_tokens(request: TicketedRequest) -> int:
+    """Return how many tokens of the prompt the snapshot can have, as far as is known."""
+    restorable_tokens = request.ticket.restorable_tokens
+    return min(request.target_tokens, restorable_tokens or request.target_tokens)

@@ -38,7 +38,8 @@ class SessionOffloadingManager(TieringOffloadingManager):
     ) -> LookupResult:
         """As vLLM's, but a chunk that only waits for a slot of the RAM tier is no miss."""
         result = super().lookup(key, req_context, exclude_tier_idx=exclude_tier_idx)
-        if result is LookupResult.MISS and self._tier.offers(key, req_context):
+        allowed = req_context.load_tier_filter.allows(self._tier.medium, self._tier.locality)
+        if result is LookupResult.MISS and allowed and self._tier.offers(key, req_context):
             return LookupResult.RETRY
         return result
 
@@ -70,8 +71,9 @@ class SessionOffloadingManager(TieringOffloadingManager):
 
     def reset_cache(self) -> None:
         """As vLLM's, which drops every chunk, protected or not."""
-        self._pinned.clear()
         super().reset_cache()
+        # Afterwards: the reset itself still completes promotions, which are pinned.
+        self._pinned.clear()
 
     def _complete_promotion(self, job_metadata: Any, completed_job: Any) -> None:
         super()._complete_promotion(job_metadata, completed_job)

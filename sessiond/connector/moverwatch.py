@@ -18,7 +18,8 @@ from sessiond.connector.mover import protocol
 logger = logging.getLogger("vllm.sessiond.mover")
 
 Question: TypeAlias = (
-    protocol.OpenLoad
+    protocol.WriteHead
+    | protocol.OpenLoad
     | protocol.Load
     | protocol.OpenSuspend
     | protocol.Store
@@ -27,12 +28,15 @@ Question: TypeAlias = (
 #: The answer's type and the id of its plan or job.
 _Key: TypeAlias = tuple[type[protocol.Message], int]
 
+# These may take as long as they like, as long as chunk after chunk is moved.
+_LONG = (protocol.LoadDone, protocol.StoreDone)
 # The mover does these one after the other, so a question's time begins with the answer to the
 # one before it.
 _IN_TURN = (protocol.SuspendOpened, protocol.StoreDone, protocol.SuspendFinished)
 
-#: After so many deaths none is started any more: something is wrong with the machine.
+#: After so many deaths within an hour none is started any more: the machine is not well.
 MAX_DEATHS = 5
+_DEATHS_COUNT_S = 3600.0
 
 
 class MoverLink(Protocol):
@@ -43,6 +47,9 @@ class MoverLink(Protocol):
 
     def poll(self) -> list[protocol.Message]:
         """Return what arrived."""
+
+    def wait(self, timeout_s: float) -> None:
+        """Return when something arrives, or after *timeout_s*: the only method that waits."""
 
     def is_connected(self) -> bool:
         """Whether it still answers."""
@@ -91,10 +98,17 @@ class MoverWatch:
         self._mover: MoverLink | None = start()
         self._dying: MoverLink | None = None
         self._asked_s: dict[_Key, float] = {}
+        self._progress_s = 0.0
         self._answered_s = 0.0  # the last answer to a question of those in turn
         self._jobs: dict[int, frozenset[int]] = {}
         self._done: list[JobDone] = []
-        self.deaths = 0
+        self._died_s: list[float] = []
+
+    @property
+    def deaths(self) -> int:
+        """How often a mover died, or could not be started, within the last hour."""
+        since_s = time.monotonic() - _DEATHS_COUNT_S
+        return sum(1 for died_s in self._died_s if died_s >= since_s)
 
     @property
     def is_usable(self) -> bool:
@@ -103,8 +117,18 @@ class MoverWatch:
 
     @property
     def has_work(self) -> bool:
-        """Whether a job runs, has just ended, or waits for a dying mover."""
-        return bool(self._jobs or self._done or self._dying)
+        """Whether an answer is due, a job has just ended, or a mover is dying."""
+        return bool(self._asked_s or self._jobs or self._done or self._dying)
+
+    @property
+    def awaits_answer(self) -> bool:
+        """Whether a question is open."""
+        return bool(self._asked_s)
+
+    def wait(self, timeout_s: float) -> None:
+        """Return when the mover has answered something, or after *timeout_s*."""
+        if self._mover is not None:
+            self._mover.wait(timeout_s)
 
     @property
     def has_jobs(self) -> bool:
@@ -147,6 +171,11 @@ class MoverWatch:
         answers = self._mover.poll() if self._mover is not None else []
         for answer in answers:
             self._note(answer)
+        answers = [
+            each
+            for each in answers
+            if not isinstance(each, protocol.HeadWritten | protocol.Progress)
+        ]
         if not answers:
             self._watch(connected=connected)
         return answers
@@ -159,6 +188,10 @@ class MoverWatch:
     def _note(self, answer: protocol.Message) -> None:
         match answer:
             case protocol.LoadDone(job_id=number) | protocol.StoreDone(job_id=number):
+                self._asked_s.pop((type(answer), number), None)
+            case protocol.Progress():
+                self._progress_s = time.monotonic()
+            case protocol.HeadWritten(head_id=number):
                 self._asked_s.pop((type(answer), number), None)
             case (
                 protocol.LoadOpened(plan_id=number)
@@ -175,7 +208,7 @@ class MoverWatch:
             self._mover.kill()
             self._dying, self._mover = self._mover, None
             self._asked_s.clear()
-            self.deaths += 1
+            self._died_s.append(time.monotonic())
             self._on_death()
         if self._dying is not None and self._dying.is_gone():
             self._dying = None
@@ -189,6 +222,8 @@ class MoverWatch:
         now_s = time.monotonic()
         for (answer, _), asked_s in self._asked_s.items():
             since_s = max(asked_s, self._answered_s) if answer in _IN_TURN else asked_s
+            if answer in _LONG:
+                since_s = max(since_s, self._progress_s)
             if now_s > since_s + self._deadline_s:
                 return True
         return False
@@ -198,13 +233,15 @@ class MoverWatch:
             self._mover = self._start()
         except OSError:
             logger.exception("sessiond: no mover could be started")
-            self.deaths += 1
+            self._died_s.append(time.monotonic())
             return
         self._on_replaced()
 
 
 def _key(question: Question) -> _Key:
     match question:
+        case protocol.WriteHead():
+            return protocol.HeadWritten, question.head_id
         case protocol.OpenLoad():
             return protocol.LoadOpened, question.plan_id
         case protocol.Load():

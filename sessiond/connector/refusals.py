@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
-#: Load formats whose weights come from no file.
-_FILELESS_LOAD_FORMATS = frozenset({"dummy"})
+#: Load formats that take the weights from the files that are digested.
+_LOAD_FORMATS = frozenset(
+    {"auto", "hf", "safetensors", "fastsafetensors", "instanttensor", "mistral", "pt"}
+)
 
 
 def require_supported_engine(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
@@ -52,6 +54,15 @@ def _groups(kv_cache_config: KVCacheConfig) -> str:
 
 
 def _parallel(parallel: Any) -> str:
+    sizes = {
+        "data": parallel.data_parallel_size,
+        "pipeline": parallel.pipeline_parallel_size,
+        "prefill context": parallel.prefill_context_parallel_size,
+        "decode context": parallel.decode_context_parallel_size,
+    }
+    for name, size in sizes.items():
+        if size > 1:
+            return f"{name} parallelism has no golden test."
     if parallel.nnodes > 1:
         return "it spans several hosts."
     if parallel.enable_elastic_ep:
@@ -60,8 +71,9 @@ def _parallel(parallel: Any) -> str:
 
 
 def _weights(vllm_config: VllmConfig) -> str:
-    if vllm_config.load_config.load_format in _FILELESS_LOAD_FORMATS:
-        return f"load format {vllm_config.load_config.load_format!r} has no weight files."
+    load_format = vllm_config.load_config.load_format
+    if load_format not in _LOAD_FORMATS:
+        return f"load format {load_format!r} takes weights from elsewhere than their files."
     if vllm_config.speculative_config is not None:
         return "speculative decoding has no golden test."
     return ""

@@ -24,11 +24,6 @@ class Suspends:
         self._settlements = settlements
         self._open: dict[int, TicketedRequest] = {}
 
-    @property
-    def has_work(self) -> bool:
-        """Whether a plan is open."""
-        return bool(self._open)
-
     def open(self, request: TicketedRequest, plan_id: int, branch: Branch) -> None:
         """Ask the mover how much of the branch is durable already."""
         ticket = request.ticket

@@ -32,6 +32,7 @@ _BYTES, _PROMPT, _ADVISORY = FieldClass.BYTES, FieldClass.PROMPT, FieldClass.ADV
 #: Every field that an engine reports. One that is not listed counts as ``bytes``.
 FIELDS: Mapping[str, _Field] = {
     "weights_digest": _Field(_BYTES, Reason.WEIGHTS_MISMATCH),
+    "code_digest": _Field(_BYTES, Reason.MODEL_CONFIG_MISMATCH),
     "model_config_digest": _Field(_BYTES, Reason.MODEL_CONFIG_MISMATCH),
     "quantization": _Field(_BYTES, Reason.QUANTIZATION_MISMATCH),
     "model_dtype": _Field(_BYTES, Reason.MODEL_DTYPE_MISMATCH),
@@ -40,6 +41,7 @@ FIELDS: Mapping[str, _Field] = {
     "kv_layout": _Field(_BYTES, Reason.KV_LAYOUT_MISMATCH),
     "chunk_tokens": _Field(_BYTES, Reason.CHUNK_SIZE_MISMATCH),
     "chunk_bytes": _Field(_BYTES, Reason.CHUNK_SIZE_MISMATCH),
+    "attention": _Field(_BYTES, Reason.ATTENTION_BACKEND_MISMATCH),
     "model_runner": _Field(_BYTES, Reason.MODEL_RUNNER_MISMATCH),
     "parallel": _Field(_BYTES, Reason.PARALLEL_MISMATCH),
     "connector_format": _Field(_BYTES, Reason.FORMAT_MISMATCH),

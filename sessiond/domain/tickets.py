@@ -57,6 +57,7 @@ class Ticket:
     head_tokens: int = 0
     not_before_unix_s: int = 0
     expires_unix_s: int = 0
+    restorable_tokens: int = 0  #: of the generation to load; nothing beyond is waited for
 
 
 def sign(ticket: Ticket, key: bytes) -> str:

@@ -58,6 +58,7 @@ class FakeMover:
         self.sent: list[protocol.Message] = []
         self.killed = False
         self.closed = False
+        self.writes_heads = True
         self.gone = False
         self._dies_at_once = dies_at_once
         self._connected = True
@@ -66,14 +67,19 @@ class FakeMover:
     # As the coordinator sees it
 
     def send(self, message: protocol.Message) -> None:
-        """Note what it was told."""
+        """Note what it was told; heads are written at once."""
         self.sent.append(message)
+        if isinstance(message, protocol.WriteHead) and self.writes_heads:
+            self._answers.append(protocol.HeadWritten(message.head_id))
 
     def poll(self) -> list[protocol.Message]:
         """Return the answers that the test gave."""
         answers = list(self._answers)
         self._answers.clear()
         return answers
+
+    def wait(self, timeout_s: float) -> None:
+        """Return at once: its time is the test's."""
 
     def is_connected(self) -> bool:
         """Whether the test let it live."""

@@ -36,6 +36,7 @@ class MoverClient:
             self._process = _spawn(theirs.fileno(), region_fd)
         self._outgoing: queue.SimpleQueue[protocol.Message | None] = queue.SimpleQueue()
         self._incoming: deque[protocol.Message] = deque()
+        self._arrived = threading.Event()
         self._closed = threading.Event()
         self._threads = [
             threading.Thread(target=self._send_all, name="sessiond-send", daemon=True),
@@ -56,10 +57,15 @@ class MoverClient:
 
     def poll(self) -> list[protocol.Message]:
         """Return what arrived since the last call."""
+        self._arrived.clear()
         messages = []
         while self._incoming:
             messages.append(self._incoming.popleft())
         return messages
+
+    def wait(self, timeout_s: float) -> None:
+        """Return when something arrives, or after *timeout_s*."""
+        self._arrived.wait(timeout_s)
 
     def is_connected(self) -> bool:
         """Whether the mover still holds its end of the socket."""
@@ -101,9 +107,11 @@ class MoverClient:
         try:
             while (message := protocol.receive(self._socket)) is not None:
                 self._incoming.append(message)
+                self._arrived.set()
         except (OSError, ValueError):
             logger.exception("sessiond: the mover's answer cannot be read")
         self._closed.set()
+        self._arrived.set()
         self._outgoing.put(None)
         self._threads[0].join()  # it writes to the socket: nothing else may get its number
         self._socket.close()

@@ -55,6 +55,15 @@ class WriteHead(Message):
     updated_unix_s: float
     branches: list[dict[str, Any]]
     payload: bytes = b""
+    head_id: int = 0  #: names this message in its answer
+
+
+@dataclass(frozen=True)
+class HeadWritten(Message):
+    """A head file was written, or failed to be: it is a hint."""
+
+    kind: ClassVar[str] = "head_written"
+    head_id: int
 
 
 @dataclass(frozen=True)
@@ -153,6 +162,13 @@ class StoreDone(Message):
 
 
 @dataclass(frozen=True)
+class Progress(Message):
+    """A chunk was moved: whatever takes long is not hanging."""
+
+    kind: ClassVar[str] = "progress"
+
+
+@dataclass(frozen=True)
 class FinishSuspend(Message):
     """No more chunks will come: commit the manifest, or discard everything."""
 
@@ -176,6 +192,7 @@ _KINDS: Mapping[str, type[Message]] = {
     for message in (
         Hello,
         WriteHead,
+        HeadWritten,
         OpenLoad,
         LoadOpened,
         Load,
@@ -185,6 +202,7 @@ _KINDS: Mapping[str, type[Message]] = {
         SuspendOpened,
         Store,
         StoreDone,
+        Progress,
         FinishSuspend,
         SuspendFinished,
     )

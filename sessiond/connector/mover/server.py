@@ -113,6 +113,7 @@ class Mover:
             self._store.write_head(head)
         except (SessiondError, OSError) as error:
             logger.warning("a head was not written: %s", error)  # a hint, never the truth
+        self._send(protocol.HeadWritten(message.head_id))
 
     def _open_load(self, message: protocol.OpenLoad) -> None:
         plan, causes = open_load(self._store, self._fingerprint, message)
@@ -127,10 +128,12 @@ class Mover:
 
     def _load_part(self, job: _LoadJob, part: list[list[int]], _message: protocol.Message) -> None:
         done = job.finish_part(job.plan.load(part, self._slot, self._bytes_digest))
-        if done is not None:
-            job.plan.let_go()
-            self._gate.leave()
-            self._send(done)
+        if done is None:
+            self._send(protocol.Progress())
+            return
+        job.plan.let_go()
+        self._gate.leave()
+        self._send(done)
 
     def _close_plan(self, message: protocol.ClosePlan) -> None:
         plan = self._loads.pop(message.plan_id, None)
@@ -158,6 +161,7 @@ class Mover:
                 causes = [cause_of(error)]
                 plan.fail(causes[0])
                 break
+            self._send(protocol.Progress())
         self._send(protocol.StoreDone(message.job_id, _as_json(causes)))
 
     def _finish_suspend(self, message: protocol.FinishSuspend) -> None:
@@ -181,6 +185,10 @@ class Mover:
         return self._region[start : start + self._hello.chunk_bytes]
 
 
+#: A thread reads at most so many chunks before it reports progress.
+_PART_CHUNKS = 32
+
+
 class _LoadJob:
     """One load, split into a run of neighbouring chunks for each thread."""
 
@@ -188,7 +196,7 @@ class _LoadJob:
         self.plan = plan
         self._job_id = message.job_id
         self._began_s = time.monotonic()
-        size = -(-len(message.items) // threads)
+        size = min(-(-len(message.items) // threads), _PART_CHUNKS)
         items = message.items
         self.parts = [items[start : start + size] for start in range(0, len(items), size)]
         self._lock = threading.Lock()

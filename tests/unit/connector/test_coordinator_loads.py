@@ -159,6 +159,7 @@ def test_the_plan_is_closed_when_the_request_is_over(vllm: FakeScheduler) -> Non
     vllm.finish(request)
     (opened,) = vllm.mover.told(protocol.OpenLoad)
     assert vllm.mover.told(protocol.ClosePlan) == [protocol.ClosePlan(opened.plan_id)]
+    vllm.coordinator.poll()  # the heads were written
     assert not vllm.coordinator.has_work()
 
 

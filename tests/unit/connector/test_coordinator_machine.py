@@ -285,6 +285,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
                 self.vllm.mover.gone = self.vllm.mover.killed
             self.collect()
             assert self.jobs == {}
+            self.vllm.coordinator.poll()  # the heads were written
             assert not self.vllm.coordinator.has_work()
 
 

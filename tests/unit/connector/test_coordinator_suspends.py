@@ -403,6 +403,7 @@ def test_a_mover_that_hangs_while_committing_is_replaced(
     clock.sleep(LIMITS.job_deadline_s + 1)
     vllm.coordinator.poll()
     assert vllm.movers.all[0].killed
+    vllm.coordinator.poll()  # the heads were written
     assert not vllm.coordinator.has_work()
     assert reasons(settled(vllm)) == ["mover_failed"]
 

@@ -9,7 +9,8 @@ from sessiond.domain.heads import MAX_BRANCHES
 from sessiond.domain.reasons import Cause, Reason
 from sessiond.domain.tickets import TicketOp, sign
 from sessiond.domain.tokens import from_bytes
-from sessiond.testing.fake_scheduler import ENGINE_ID, FakeScheduler, tokens_of
+from sessiond.testing.fake_mover import FakeClock
+from sessiond.testing.fake_scheduler import ENGINE_ID, LIMITS, FakeScheduler, tokens_of
 
 
 def reasons(answer: dict[str, Any]) -> list[str]:
@@ -281,4 +282,25 @@ def test_closing_ends_the_mover(vllm: FakeScheduler) -> None:
 
 def test_an_idle_engine_has_no_work_for_us(vllm: FakeScheduler) -> None:
     vllm.take_turn(tokens_of(3))
+    vllm.coordinator.poll()  # the heads were written
     assert not vllm.coordinator.has_work()
+
+
+def test_a_mover_that_does_not_write_heads_is_replaced(
+    vllm: FakeScheduler, clock: FakeClock
+) -> None:
+    vllm.mover.writes_heads = False
+    vllm.take_turn(tokens_of(3))
+    assert vllm.coordinator.has_work()
+    clock.sleep(LIMITS.job_deadline_s + 1)
+    vllm.coordinator.poll()
+    assert len(vllm.movers.all) == 2
+    assert vllm.published().turns_in_flight == 0
+
+
+def test_a_turn_whose_kv_is_in_vram_does_not_wait_for_the_disk(vllm: FakeScheduler) -> None:
+    ticket = vllm.ticket(generation=1, restorable_tokens=2 * LIMITS.chunk_tokens)
+    request = vllm.arrive(ticket, tokens_of(5))
+    assert not vllm.may_match(request, LIMITS.chunk_tokens)
+    assert vllm.may_match(request, 2 * LIMITS.chunk_tokens)
+    assert vllm.offered(request, range(5)) == []

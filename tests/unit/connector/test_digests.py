@@ -112,9 +112,13 @@ def test_swapped_contents_matter(cache: DigestCache, model: Path) -> None:
     assert cache.files_digest(model.iterdir(), model) != before
 
 
-def test_weights_are_taken_from_safetensors_if_there_are_both(model: Path) -> None:
+def test_every_weight_file_counts_whichever_is_loaded(model: Path) -> None:
     (model / "pytorch_model.bin").touch()
-    assert sorted(path.name for path in weight_files(model)) == ["a.safetensors", "b.safetensors"]
+    assert sorted(path.name for path in weight_files(model)) == [
+        "a.safetensors",
+        "b.safetensors",
+        "pytorch_model.bin",
+    ]
 
 
 @pytest.mark.parametrize("name", ["m.bin", "m.pt", "m.pth", "m.gguf"])

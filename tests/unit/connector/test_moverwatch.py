@@ -237,3 +237,24 @@ def test_starts_that_fail_count_as_deaths(watched: Watched) -> None:
 def test_closing_ends_the_mover(watched: Watched) -> None:
     watched.watch.close()
     assert watched.movers.newest.closed
+
+
+def test_a_long_job_that_makes_progress_does_not_hang(watched: Watched, clock: FakeClock) -> None:
+    watched.ask()
+    for _ in range(5):
+        clock.sleep(DEADLINE_S - 1)
+        watched.movers.newest.answer(protocol.Progress())
+        watched.watch.poll()
+    watched.watch.poll()
+    assert not watched.movers.newest.killed
+    clock.sleep(DEADLINE_S + 1)
+    watched.watch.poll()
+    assert watched.movers.all[0].killed
+
+
+def test_deaths_of_long_ago_are_forgiven(watched: Watched, clock: FakeClock) -> None:
+    for _ in range(MAX_DEATHS * 2):
+        watched.movers.newest.die()
+        watched.watch.poll()
+        clock.sleep(1800)
+    assert watched.watch.is_usable

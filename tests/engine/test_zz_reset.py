@@ -1,0 +1,46 @@
+"""A reset of the engine's caches in the middle of things; the last test of the shared engine,
+since the snapshot tier stays off afterwards."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import httpx
+
+from sessiond.testing.agent import Agent
+from sessiond.testing.stack import Stack
+from sessiond.testing.texts import opening
+
+
+def test_a_reset_during_a_restore_turns_the_tier_off_and_the_engine_serves_on(
+    stack: Stack, agent: Agent, evict: Callable[[], None]
+) -> None:
+    messages = opening(agent.session_id, 2000)
+    agent.ticketed_turn(messages, tokens=8)
+    agent.suspend()
+    evict()
+    stop = threading.Event()
+    url = f"http://127.0.0.1:{stack.engine_port}/reset_prefix_cache?reset_external=true"
+
+    def reset() -> None:
+        while not stop.is_set():
+            httpx.post(url, timeout=60)
+
+    resetting = threading.Thread(target=reset)
+    resetting.start()
+    turn = agent.ticketed_turn(messages, tokens=8)
+    stop.set()
+    resetting.join()
+
+    assert len(turn.token_ids) == 8
+    served = agent.turn(opening("after the reset", 400), tokens=8, cache_salt="after")
+    assert len(served.token_ids) == 8
+    agent.ticketed_turn(opening(f"{agent.session_id} went on", 2500), tokens=8)
+    answer = agent.try_call("POST", f"/v1/sessions/{agent.session_id}/suspend")
+    assert answer.is_error
+    deadline_s = time.monotonic() + 20
+    while not agent.try_call("GET", "/v1/engines").json()["engines"][0]["tier_off"]:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
