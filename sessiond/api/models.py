@@ -198,7 +198,9 @@ class ResumeOut(Answer):
     session_id: str
     outcome: Outcome = Field(
         description="warm: the KV was still in the engine. restored. partial: a part of it. "
-        "recomputed: nothing was loaded, the next turn computes its prompt."
+        "recomputed: nothing was loaded, the next turn computes its prompt; after "
+        "tokenizer_mismatch or chat_template_mismatch the next turn's own tokens decide, and it "
+        "may still load."
     )
     reason: str = Field(description="The first cause's code; empty without one.")
     causes: list[CauseOut]

@@ -28,6 +28,8 @@ from sessiond.domain.session import Operation, OperationStatus
 from sessiond.service.catalogue import Changes, Wanted
 from sessiond.service.services import Services
 
+#: The largest that a database can hold.
+_MAX_EVENT_ID = 2**63 - 1
 _STARTED: dict[int | str, dict[str, Any]] = {
     202: {"model": OperationOut, "description": "It goes on; see Location."}
 }
@@ -89,7 +91,9 @@ def _add_history(router: APIRouter, services: Services) -> None:
     async def list_events(
         tenant: Tenant,
         session_id: SessionPath,
-        after: Annotated[int, Query(ge=0, description="The last event id seen.")] = 0,
+        after: Annotated[
+            int, Query(ge=0, le=_MAX_EVENT_ID, description="The last event id seen.")
+        ] = 0,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     ) -> EventsOut:
         """Read a session's audit trail, also after it was deleted."""

@@ -51,12 +51,16 @@ class Head:
     sequence: int
     turns_in_flight: int
     updated_unix_s: float
-    branches: tuple[Branch, ...]
+    branches: tuple[Branch, ...]  #: the main one first, then the newest first
 
     @property
     def main(self) -> Branch | None:
-        """The branch that a suspend takes: the longest, the newest among equals."""
-        return max(self.branches, key=lambda b: (b.kv_tokens, b.updated_unix_s), default=None)
+        """The conversation itself, not a side call such as a title.
+
+        A turn's branch becomes the main one if it continues a branch, as the second turn after
+        a compaction does, or has at least half of the main one's KV.
+        """
+        return self.branches[0] if self.branches else None
 
 
 def begin_turn(head: Head, now_unix_s: float) -> Head:
@@ -92,14 +96,27 @@ def add_branch(head: Head, branch: Branch, now_unix_s: float) -> Head:
 
 def _merged(branches: tuple[Branch, ...], new: Branch) -> tuple[Branch, ...]:
     """Put *new* in the place of the branch that it continues, or beside the others."""
-    kept = tuple(branch for branch in branches if not _continues(new, branch))
-    newest_first = sorted((new, *kept), key=lambda b: b.updated_unix_s, reverse=True)
-    if len(newest_first) <= MAX_BRANCHES:
-        return tuple(newest_first)
-    longest = max(newest_first, key=lambda b: b.kv_tokens)
-    # The longest branch is never the one that is given up: it is the dearest to recompute.
-    others = [branch for branch in newest_first if branch is not longest]
-    return (longest, *others[: MAX_BRANCHES - 1])
+    kept = [branch for branch in branches if not _continues(new, branch)]
+    continues = len(kept) < len(branches)
+    main = new if continues or _outweighs(new, branches[:1]) else branches[0]
+    others = [branch for branch in (new, *kept) if branch is not main]
+    others.sort(key=lambda b: b.updated_unix_s, reverse=True)
+    if len(others) >= MAX_BRANCHES:
+        # Neither the new branch is given up nor the longest: it is the dearest to recompute.
+        longest = max((main, *others), key=lambda b: b.kv_tokens)
+        others.remove(next(b for b in reversed(others) if b is not longest and b is not new))
+    return (main, *others)
+
+
+def _outweighs(new: Branch, main: tuple[Branch, ...]) -> bool:
+    """Whether *new*, which continues nothing, is too long for a side call of the *main* branch."""
+    if not main:
+        return True
+    (old,) = main
+    alike = new.adapter_digest == old.adapter_digest
+    if alike and common_prefix_tokens(new.tokens, old.tokens) >= new.kv_tokens:
+        return False  # all of its KV is main's, which has more: such as after a resume
+    return 2 * new.kv_tokens >= old.kv_tokens
 
 
 def _continues(new: Branch, old: Branch) -> bool:

@@ -16,7 +16,8 @@ class Outcome(StrEnum):
     WARM = "warm"  #: the KV was still in the engine
     RESTORED = "restored"
     PARTIAL = "partial"
-    RECOMPUTED = "recomputed"  #: nothing was loaded; the next turn computes its prompt
+    #: Nothing was loaded; the next turn computes its prompt, or loads what its own tokens allow.
+    RECOMPUTED = "recomputed"
     FAILED = "failed"
 
 

@@ -33,7 +33,7 @@ class SessionState(StrEnum):
 
     RUNNING = "running"  #: a turn is in flight
     ACTIVE = "active"  #: KV is believed to be in a live engine
-    SUSPENDED = "suspended"  #: the newest snapshot covers the head
+    SUSPENDED = "suspended"  #: the newest snapshot has the head's own tokens
     COLD = "cold"  #: neither
     DELETED = "deleted"
 
@@ -48,6 +48,7 @@ class Presence:
     whole_chunk_tokens: int  #: of them, in whole chunks
     head_digest: str
     idle_since_unix_s: float
+    stored_tokens: int = 0  #: of the whole chunks, those that the newest snapshot has
 
 
 def derive_state(session: Session, presence: Presence | None) -> SessionState:
@@ -60,8 +61,7 @@ def derive_state(session: Session, presence: Presence | None) -> SessionState:
         return SessionState.RUNNING
     if session.resumed_on == presence.engine_id:
         return SessionState.ACTIVE
-    snapshot = session.snapshot
-    if snapshot and snapshot.tokens_restorable >= presence.whole_chunk_tokens:
+    if session.snapshot and presence.stored_tokens >= presence.whole_chunk_tokens:
         return SessionState.SUSPENDED
     return SessionState.ACTIVE
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import (
@@ -132,9 +133,18 @@ def _sqlite_engine(url: URL) -> Engine:
         pool_timeout=POOL_TIMEOUT_S,
         json_serializer=_json_text,
     )
+    event.listen(engine, "do_connect", _make_private)
     event.listen(engine, "connect", _set_up_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
+
+
+def _make_private(
+    _dialect: object, _entry: object, arguments: list[Any], _options: dict[str, Any]
+) -> None:
+    """Make the file before SQLite would, which lets others read it; its logs take its mode."""
+    with suppress(OSError):  # SQLite says better what is wrong
+        os.close(os.open(arguments[0], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
 
 def _set_up_sqlite(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypedDict, Unpack, cast
 
 from sessiond.domain.errors import SessionNotFoundError, StoreError
 from sessiond.domain.ids import OperationId, SessionId, TenantId, new_session_id
 from sessiond.domain.session import Event, Presence, Session, SessionState, derive_state
-from sessiond.service.engines import newest_head, presence_of
+from sessiond.domain.tokens import head_digest
+from sessiond.service.coverage import cover
+from sessiond.service.engines import Located, newest_head, presence_of
 from sessiond.service.once import Once
 from sessiond.store.sessions import SessionRecord
 
@@ -171,8 +173,29 @@ class Catalogue:
 
     def _view(self, session: Session, live: list[EngineInfo]) -> View:
         heads = self._context.store.read_heads(session.tenant, session.session_id)
-        presence = presence_of(session, newest_head(session, heads, live), live)
+        located = newest_head(session, heads, live)
+        presence = presence_of(session, located, live)
+        if presence and located and self._may_be_stored(session, presence):
+            presence = self._compared(session, presence, located)
         return View(session, derive_state(session, presence), presence)
+
+    def _may_be_stored(self, session: Session, presence: Presence) -> bool:
+        """Whether the state depends on what the newest snapshot has."""
+        resumed_here = session.resumed_on == presence.engine_id
+        return bool(session.snapshot) and not presence.turns_in_flight and not resumed_here
+
+    def _compared(self, session: Session, presence: Presence, located: Located) -> Presence:
+        newest = self._snapshots.newest_manifest(session)
+        covered = cover(self._context.store, located.engine, located.head, newest)
+        if covered is None:
+            return presence
+        return replace(
+            presence,
+            head_tokens=len(covered.branch.tokens),
+            whole_chunk_tokens=covered.tokens,
+            head_digest=head_digest(covered.branch.tokens),
+            stored_tokens=covered.kept_tokens,
+        )
 
     def _new(
         self, tenant: TenantId, session_id: SessionId, model: str, options: Changes

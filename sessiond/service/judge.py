@@ -13,7 +13,6 @@ from sessiond.domain.tokens import common_prefix_tokens, whole_chunk_tokens
 if TYPE_CHECKING:
     from sessiond.domain.heads import Branch
 
-_STRICT = (FieldClass.BYTES, FieldClass.PROMPT)
 #: A request needs room for its first token after the prompt, and for the one that it samples.
 _REQUEST_TOKENS = 2
 
@@ -28,9 +27,10 @@ def movable_tokens(kv_tokens: int, chunk_tokens: int, max_model_tokens: int) -> 
 def kept_tokens(manifest: Manifest, branch: Branch, tokens: int, live: Fingerprint) -> int:
     """Return how many of the first *tokens* tokens of *branch* a snapshot holds already.
 
-    Whole chunks only, and none if the snapshot was made by an engine unlike *live*.
+    Whole chunks only, and none if the KV of *live* has other bytes. A tokenizer or a template
+    does not matter here: the tokens themselves are compared.
     """
-    alike = all(manifest.fingerprint.digest(kind) == live.digest(kind) for kind in _STRICT)
+    alike = manifest.bytes_digest == live.digest(FieldClass.BYTES)
     if not alike or manifest.adapter_digest != branch.adapter_digest:
         return 0
     common = common_prefix_tokens(manifest.tokens, branch.tokens)

@@ -32,6 +32,7 @@ class Purpose:
     session_id: SessionId
     engine: EngineInfo
     generation: int
+    restorable_tokens: int = 0  #: of a generation that is loaded
     adapter_digest: str = ""
 
 
@@ -79,6 +80,7 @@ class Signer:
             engine_id=purpose.engine.engine_id,
             operation_id=operation_id,
             generation=purpose.generation,
+            restorable_tokens=purpose.restorable_tokens,
             salt_hash=salt_hash(salt),
         )
 

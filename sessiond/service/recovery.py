@@ -25,11 +25,13 @@ class Recovery:
     async def tidy(self) -> None:
         """Remove what dead writers and dead engines left in the store; done at start.
 
+        A file that names shared memory is left to the next engine, which frees that first.
+
         :raises StoreError: the store cannot be read or written.
         """
         store = self._context.store
         await self._context.blocking(store.sweep_tmp)
-        await self._context.blocking(store.remove_dead_engines)
+        await self._context.blocking(store.remove_dead_engines, keep_sharing=True)
 
     async def recover(self) -> int:
         """Settle all operations whose lease has run out; return how many.

@@ -126,8 +126,11 @@ class Resumer:
 
 def _report(prospect: Prospect, progress: Progress, seconds: float) -> ResumeReport:
     manifest = prospect.readable.manifest
+    # Where the newest snapshot cannot be read, an older one must not pass for all of it.
+    lost_tokens = _newer_tokens(prospect.session, manifest) if manifest else 0
+    wanted_tokens = max(progress.target_tokens, lost_tokens)
     return ResumeReport(
-        outcome=conclude(progress.target_tokens, progress.restored_tokens, progress.disk_tokens),
+        outcome=conclude(wanted_tokens, progress.restored_tokens, progress.disk_tokens),
         causes=(*prospect.causes, *progress.causes),
         engine_id=prospect.engine.engine_id,
         generation=manifest.generation if manifest else 0,
@@ -137,3 +140,10 @@ def _report(prospect: Prospect, progress: Progress, seconds: float) -> ResumeRep
         disk_tokens=progress.disk_tokens,
         seconds=seconds,
     )
+
+
+def _newer_tokens(session: Session, manifest: Manifest) -> int:
+    """Return what the newest known snapshot had, if it is newer than *manifest*."""
+    known = session.snapshot
+    newer = known is not None and known.generation > manifest.generation
+    return known.tokens_restorable if known and newer else 0

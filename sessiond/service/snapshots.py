@@ -47,6 +47,10 @@ class Snapshots:
         """Return the newest manifest that is whole; damaged ones are passed over and named."""
         return await self._context.blocking(self._newest_readable, session)
 
+    def newest_manifest(self, session: Session) -> Manifest | None:
+        """Return the same as :meth:`newest_readable`, in the caller's thread."""
+        return self._newest_readable(session).manifest
+
     async def read(self, session: Session, generation: int) -> Manifest | None:
         """Return one manifest; ``None`` if it was never committed.
 

@@ -18,7 +18,8 @@ from sessiond.domain.outcomes import SuspendReport
 from sessiond.domain.reasons import Cause, Reason
 from sessiond.engine.client import TicketedRequest
 from sessiond.engine.pairs import CommitResult, Pair, suspend_round
-from sessiond.service.judge import kept_tokens, movable_tokens, summarize
+from sessiond.service.coverage import cover
+from sessiond.service.judge import summarize
 from sessiond.service.permits import Permit, Purpose
 from sessiond.service.suspend_rounds import Progress, RoundEnd, after_round, error_of
 
@@ -27,11 +28,14 @@ if TYPE_CHECKING:
     from sessiond.domain.session import Session
     from sessiond.domain.snapshot import Manifest, SnapshotSummary
     from sessiond.service.context import Context
+    from sessiond.service.coverage import Coverage
     from sessiond.service.engines import Located
     from sessiond.service.snapshots import Snapshots
 
 #: After these the engine may still be about to commit.
 _ANSWER_LOST = (EngineUnreachableError, DeadlineExceededError)
+#: With these an engine gave up waiting for its mover, which may have committed all the same.
+_OUTCOME_UNKNOWN = frozenset({Reason.MOVER_FAILED, Reason.DEADLINE, Reason.ABORTED})
 
 
 @dataclass(frozen=True)
@@ -69,17 +73,15 @@ class Suspender:
         """
         located = await self._settled_head(session)
         newest = (await self._snapshots.newest_readable(session)).manifest
-        branch = located.head.main if located else None
-        if located is None or branch is None:
+        covered = await self._covered(located, newest) if located else None
+        if located is None or covered is None:
             return await self._plan_without_head(session, newest)
-        engine = located.engine
-        tokens = movable_tokens(branch.kv_tokens, engine.chunk_tokens, engine.max_model_tokens)
-        if tokens == 0:
+        if covered.tokens == 0:
             raise NothingToSuspendError
-        if branch.adapter_digest:
+        if covered.branch.adapter_digest:
             raise NothingToSuspendError("KV of a LoRA adapter cannot be suspended yet.")
-        kept = kept_tokens(newest, branch, tokens, engine.fingerprint) if newest else 0
-        return Plan(session, newest, Source(located, branch, tokens), kept)
+        source = Source(located, covered.branch, covered.tokens)
+        return Plan(session, newest, source, covered.kept_tokens)
 
     async def perform(self, plan: Plan) -> SuspendReport:
         """Do what was planned; what a round has stored stays stored whatever happens later.
@@ -99,6 +101,10 @@ class Suspender:
         if progress.best is None and progress.kept_tokens and _is_evicted(progress.causes):
             return _report_newest(plan, progress.causes)
         return _report(source, progress, monotonic() - started_s)
+
+    async def _covered(self, located: Located, newest: Manifest | None) -> Coverage | None:
+        store = self._context.store
+        return await self._context.blocking(cover, store, located.engine, located.head, newest)
 
     async def _settled_head(self, session: Session) -> Located | None:
         """Return the newest head; one with a turn in flight is given half a second to settle."""
@@ -133,20 +139,31 @@ class Suspender:
         generation = await self._snapshots.next_generation(session)
         pair = self._pair(session, source, asked_tokens, generation)
         started_s = monotonic()
+        manifest: Manifest | None = None
         try:
             result = await suspend_round(self._context.client, pair)
         except UnavailableError as error:
-            manifest = await self._manifest_after(error, session, generation)
+            wait_s = self._settle_s if isinstance(error, _ANSWER_LOST) else 0.0
+            manifest = await self._manifest_after(wait_s, session, generation)
             if manifest is None:
                 raise
-            model, seconds = source.located.engine.model, monotonic() - started_s
-            summary = summarize(manifest, plan.newest, model, seconds)
-            end = RoundEnd(summary, ())
+            end = RoundEnd(None, ())
         else:
             end = await self._read_end(session, source, generation, result)
+            if end.summary is None and _is_unknown(end.causes):
+                manifest = await self._manifest_after(self._settle_s, session, generation)
+        if manifest:
+            model, seconds = source.located.engine.model, monotonic() - started_s
+            whole = manifest.restorable_tokens >= asked_tokens
+            summary = summarize(manifest, plan.newest, model, seconds)
+            end = RoundEnd(summary, () if whole else end.causes)
         if end.summary:
             await self._snapshots.record(session, end.summary)
         return end
+
+    @property
+    def _settle_s(self) -> float:
+        return self._context.limits.commit_settle_s
 
     async def _read_end(
         self, session: Session, source: Source, generation: int, result: CommitResult
@@ -168,10 +185,9 @@ class Suspender:
         )
 
     async def _manifest_after(
-        self, error: UnavailableError, session: Session, generation: int
+        self, wait_s: float, session: Session, generation: int
     ) -> Manifest | None:
         """Return what was committed although no answer said so: the manifest on disk decides."""
-        wait_s = self._context.limits.commit_settle_s if isinstance(error, _ANSWER_LOST) else 0.0
         deadline_s = monotonic() + wait_s
         while True:
             manifest = await self._snapshots.read(session, generation)
@@ -195,6 +211,11 @@ class Suspender:
             companion=request(companion, 1),
             deadline_s=self._context.limits.suspend_deadline_s,
         )
+
+
+def _is_unknown(causes: tuple[Cause, ...]) -> bool:
+    """Whether an answer that tells of no commit is no proof that there is none."""
+    return any(cause.reason in _OUTCOME_UNKNOWN for cause in causes)
 
 
 def _begin(source: Source, kept: int) -> Progress:

@@ -74,8 +74,10 @@ class Turns:
         """
         view = await self._catalogue.show(tenant, session_id)
         prospect = await self._resumer.look(view.session)
-        generation = prospect.manifest.generation if prospect.manifest else 0
-        purpose = Purpose(tenant, session_id, prospect.engine, generation)
+        manifest = prospect.manifest
+        generation = manifest.generation if manifest else 0
+        restorable_tokens = manifest.restorable_tokens if manifest else 0
+        purpose = Purpose(tenant, session_id, prospect.engine, generation, restorable_tokens)
         permit = self._context.signer.turn(purpose, self._context.now())
         until_unix_s = permit.expires_unix_s + CLOCK_SLACK_S
         self._context.watchlist.add((tenant, session_id), until_unix_s)

@@ -15,6 +15,8 @@ from sessiond.store.fields import Fields
 from sessiond.store.fileio import Publish, is_linked, lock_exclusive, store_errors, try_lock
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from sessiond.domain.keys import KeyRing
     from sessiond.store.tree import Tree
 
@@ -110,9 +112,10 @@ def engine_is_live(tree: Tree, engine_id: str) -> bool:
         tree.ops.close(lock_fd)
 
 
-def remove_dead_engines(tree: Tree) -> list[str]:
-    """Remove the files of engines that are gone; returns their ids."""
-    return [engine_id for engine_id in engine_ids(tree) if _remove_if_dead(tree, engine_id)]
+def remove_dead_engines(tree: Tree, keep: Container[EngineId] = ()) -> list[str]:
+    """Remove the files of engines that are gone, but for *keep*; returns their ids."""
+    ids = (engine_id for engine_id in engine_ids(tree) if engine_id not in keep)
+    return [engine_id for engine_id in ids if _remove_if_dead(tree, engine_id)]
 
 
 def read_engine(tree: Tree, keys: KeyRing, engine_id: str) -> EngineInfo:

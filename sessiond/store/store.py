@@ -220,10 +220,15 @@ class Store:
         """Whether a process holds the engine's lock."""
         return engines.engine_is_live(self._tree, engine_id)
 
-    def remove_dead_engines(self) -> list[str]:
-        """Remove the files of engines that are gone; returns their ids."""
+    def remove_dead_engines(self, *, keep_sharing: bool = False) -> list[str]:
+        """Remove the files of engines that are gone; returns their ids.
+
+        With *keep_sharing*, files that name shared memory stay: they are the only record of it.
+        """
         with store_errors("Removing dead engines"):
-            return engines.remove_dead_engines(self._tree)
+            dead = self.dead_engines() if keep_sharing else []
+            sharing = {engine.engine_id for engine in dead if engine.shared_files}
+            return engines.remove_dead_engines(self._tree, sharing)
 
     # Upkeep
 

@@ -159,7 +159,19 @@ class FakeKv:
             return []
         known = chain_digests(parent.tokens, self._info.chunk_tokens)
         pairs = zip(parent.chunks, known, digests, strict=False)
-        return [record for record, theirs, ours in pairs if theirs == ours]
+        shared: list[ChunkRecord] = []
+        for record, theirs, ours in pairs:
+            if theirs != ours or not self._is_sound(record):
+                break
+            shared.append(record)
+        return shared
+
+    def _is_sound(self, record: ChunkRecord) -> bool:
+        try:
+            with self._store.open_segment(record.segment_id):
+                return record.offset_bytes not in self._store.bad_chunks(record.segment_id)
+        except (StoreError, SnapshotNotFoundError):
+            return False
 
     def _write(
         self, tenant: TenantId, first_chunk: int, digests: list[bytes]

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -190,6 +190,16 @@ def test_a_file_that_is_no_database(tmp_path: Path) -> None:
     path.write_bytes(b"not a database " * 1000)
     with pytest.raises(RegistryUnavailableError):
         Registry.open(f"sqlite:///{path}")
+
+
+def test_a_new_database_is_private(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'registry.db'}"
+    upgrade(url)
+    with closing(Registry.open(url)) as registry:
+        registry.check()
+        modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert modes.pop("registry.db") == 0o600
+    assert set(modes.values()) <= {0o600}
 
 
 def test_sqlite_is_set_up_for_several_processes(sqlite_url: str) -> None:

@@ -229,3 +229,12 @@ async def test_not_ready_without_a_registry(world: World, api: httpx.AsyncClient
     assert (response.status_code, response.json()["code"]) == (503, "registry_unavailable")
     assert str(path.parent) not in response.text
     assert (await api.get("/healthz")).status_code == 200
+
+
+async def test_an_event_id_beyond_the_database_is_refused(
+    api: httpx.AsyncClient, world: World
+) -> None:
+    await world.create()
+    assert (await api.get(f"{SESSION}/events?after={2**63 - 1}")).json()["events"] == []
+    answer = await api.get(f"{SESSION}/events?after=99999999999999999999")
+    assert answer.status_code == 422

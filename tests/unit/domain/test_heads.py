@@ -76,7 +76,33 @@ def test_less_than_half_in_common_is_another_branch() -> None:
 
 def test_a_short_side_call_does_not_replace_the_conversation() -> None:
     main = branch(*range(100))
-    assert after(main, branch(*range(60), 7, at=2.0)).main == main
+    assert after(main, branch(*range(40), 7, at=2.0)).main == main
+
+
+def test_a_history_cut_to_more_than_half_is_the_main_branch() -> None:
+    compacted = branch(*range(200, 260), at=2.0)
+    assert after(branch(*range(100)), compacted).main == compacted
+
+
+def test_a_history_cut_to_less_is_the_main_branch_from_its_second_turn() -> None:
+    long, first = branch(*range(100)), branch(*range(200, 210), at=2.0)
+    second = branch(*range(200, 215), at=3.0)
+    title = branch(7, 8, 9, at=4.0)
+    assert after(long, first).main == long
+    assert after(long, first, second).main == second
+    assert after(long, first, second, title).main == second
+
+
+def test_the_conversation_is_the_main_branch_again_when_it_goes_on() -> None:
+    agent = branch(*range(200, 210), at=2.0), branch(*range(200, 215), at=3.0)
+    more = branch(*range(110), at=4.0)
+    assert after(branch(*range(100)), *agent, more).main == more
+
+
+def test_a_part_of_the_main_branch_does_not_replace_it() -> None:
+    main = branch(*range(100))
+    resumed = branch(*range(80), 7, at=2.0)  # its last token has no KV
+    assert after(main, resumed).main == main
 
 
 def test_another_adapter_is_another_branch() -> None:
@@ -111,14 +137,14 @@ def test_cached_tokens_are_those_not_computed() -> None:
 
 @given(
     conversation=st.lists(st.integers(0, 9), min_size=20, max_size=60),
-    calls=st.lists(st.lists(st.integers(10, 19), min_size=2, max_size=15), max_size=12),
+    calls=st.lists(st.integers(2, 9), max_size=12),
 )
 def test_side_calls_never_hijack_the_conversation(
-    conversation: list[int], calls: list[list[int]]
+    conversation: list[int], calls: list[int]
 ) -> None:
     head = after(branch(*conversation))
-    for at, call in enumerate(calls, 2):
-        head = end_turn(begin_turn(head, at), branch(*call, at=at), at)
+    for at, tokens in enumerate(calls, 10):
+        head = end_turn(begin_turn(head, at), branch(*([at] * tokens), at=at), at)
     assert head.main is not None
     assert list(head.main.tokens) == conversation
 
@@ -180,6 +206,8 @@ class HeadMachine(RuleBasedStateMachine):
     @invariant()
     def holds(self) -> None:
         assert len(self.head.branches) <= MAX_BRANCHES
+        times = [one.updated_unix_s for one in self.head.branches[1:]]
+        assert times == sorted(times, reverse=True)
         assert self.head.turns_in_flight == self.in_flight
 
 

@@ -8,8 +8,15 @@ from sessiond.domain.session import Presence, SessionState, derive_state
 from sessiond.testing.values import a_session, a_summary
 
 HERE = Presence(
-    "e1", 0, head_tokens=170, whole_chunk_tokens=160, head_digest="", idle_since_unix_s=0
+    "e1",
+    0,
+    head_tokens=170,
+    whole_chunk_tokens=160,
+    head_digest="",
+    idle_since_unix_s=0,
+    stored_tokens=160,
 )
+OTHER = replace(HERE, stored_tokens=0)  # as many tokens, but not the snapshot's
 BUSY = replace(HERE, turns_in_flight=1)
 GROWN = replace(HERE, head_tokens=200, whole_chunk_tokens=192)
 COVERING = a_summary(tokens_restorable=160)
@@ -25,6 +32,7 @@ COVERING = a_summary(tokens_restorable=160)
         ({"snapshot": COVERING}, HERE, SessionState.SUSPENDED),
         ({"snapshot": COVERING}, BUSY, SessionState.RUNNING),
         ({"snapshot": COVERING}, GROWN, SessionState.ACTIVE),
+        ({"snapshot": COVERING}, OTHER, SessionState.ACTIVE),
         ({"snapshot": COVERING, "resumed_on": "e1"}, HERE, SessionState.ACTIVE),
         ({"snapshot": COVERING, "resumed_on": "e2"}, HERE, SessionState.SUSPENDED),
         ({"snapshot": COVERING, "resumed_on": "e1"}, None, SessionState.SUSPENDED),

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sessiond.domain.engines import SharedFile
 from sessiond.domain.errors import SessionNotFoundError
 from sessiond.domain.ids import DEFAULT_TENANT
 from sessiond.domain.session import OperationKind, SessionState
@@ -90,3 +91,15 @@ async def test_what_dead_engines_left_is_removed(world: World) -> None:
     world.kill_engine(engine)
     await world.services.recovery.tidy()
     assert list((world.store.root / "engines").iterdir()) == []
+
+
+async def test_the_record_of_shared_memory_is_left_to_the_next_engine(world: World) -> None:
+    engine = world.start_engine()
+    engine.update(shared_files=(SharedFile("x", 7),))
+    folder = world.store.root / "engines"
+    left = {path.name: path.read_bytes() for path in folder.iterdir()}
+    world.kill_engine(engine)
+    for name, data in left.items():
+        (folder / name).write_bytes(data)
+    await world.services.recovery.tidy()
+    assert [dead.engine_id for dead in world.store.dead_engines()] == [engine.info.engine_id]

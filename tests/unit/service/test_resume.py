@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -85,6 +86,7 @@ async def test_another_template_prefetches_nothing(suspended: World) -> None:
     told = report(await suspended.resume())
     assert told["outcome"] == "recomputed"
     assert told["reason"] == "chat_template_mismatch"
+    assert told["causes"][0]["hint"].startswith("The next turn's own tokens decide")
     assert engine.seen == []
     ticket = await suspended.services.turns.ticket(DEFAULT_TENANT, AGENT)
     assert ticket.generation == 1
@@ -110,6 +112,21 @@ async def test_a_damaged_chunk_ends_the_restored_prefix(suspended: World) -> Non
     assert engine.aborted == ["resume"]
 
 
+async def test_what_was_recomputed_after_damage_is_stored_anew(suspended: World) -> None:
+    (segment,) = suspended.store.root.rglob("*.seg")
+    record = suspended.store.read_manifest(DEFAULT_TENANT, AGENT, 1).chunks[3]
+    flip_byte(segment, record.offset_bytes + 100)
+    engine = suspended.start_engine()
+    report(await suspended.resume())
+    await suspended.turn(AGENT, text(100))
+    stored = report(await suspended.suspend())
+    assert (stored["rounds"], stored["snapshot"]["generation"]) == (1, 2)
+    suspended.kill_engine(engine)
+    suspended.start_engine()
+    told = report(await suspended.resume())
+    assert (told["outcome"], told["tokens_restored"]) == ("restored", 96)
+
+
 async def test_a_damaged_first_chunk_restores_nothing(suspended: World) -> None:
     (segment,) = suspended.store.root.rglob("*.seg")
     record = suspended.store.read_manifest(DEFAULT_TENANT, AGENT, 1).chunks[0]
@@ -130,9 +147,20 @@ async def test_a_damaged_manifest_falls_back_to_the_one_before(world: World) -> 
     flip_byte(manifests(world)[-1], 200)
     world.start_engine()
     told = report(await world.resume())
-    assert told["outcome"] == "restored"
+    assert told["outcome"] == "partial"  # of what was stored last
     assert told["generation"] == 1
     assert told["tokens_restored"] == 96
+    assert reasons(told) == ["snapshot_corrupt"]
+
+
+async def test_an_older_snapshot_of_as_many_tokens_is_all(suspended: World) -> None:
+    manifest = suspended.store.read_manifest(DEFAULT_TENANT, AGENT, 1)
+    suspended.store.commit_manifest(replace(manifest, generation=2, parent_generation=1))
+    await suspended.show()
+    flip_byte(manifests(suspended)[-1], 200)
+    suspended.start_engine()
+    told = report(await suspended.resume())
+    assert (told["outcome"], told["generation"]) == ("restored", 1)
     assert reasons(told) == ["snapshot_corrupt"]
 
 

@@ -162,7 +162,6 @@ async def test_an_engine_that_dies_leaves_the_session_as_it_was(
     [
         (Reason.STORE_FULL, "store_full"),
         (Reason.STORE_FAILED, "store_error"),
-        (Reason.DEADLINE, "deadline_exceeded"),
         (Reason.SESSION_DELETED, "session_not_found"),
         (Reason.TICKET_INVALID, "engine_refused"),
     ],
@@ -266,3 +265,88 @@ async def test_other_weights_never_share_chunks(world: World, engine: FakeEngine
     second = report(await world.suspend())["snapshot"]
     assert second["generation"] == 2
     assert second["new_bytes"] == second["stored_bytes"] == first["stored_bytes"]
+
+
+async def test_a_compacted_history_is_stored(world: World, engine: FakeEngine) -> None:
+    await world.turn(AGENT, text(192))
+    report(await world.suspend())
+    compacted = text(120, seed=5)
+    await world.turn(AGENT, compacted)
+    assert (await world.show()).state is SessionState.ACTIVE
+    world.pass_time(1000.0)
+    assert (await world.services.sweeper.sweep()).suspended == 1
+    manifest = world.store.read_manifest(DEFAULT_TENANT, AGENT, 2)
+    assert manifest.tokens[:120] == compacted
+    assert (await world.show()).state is SessionState.SUSPENDED
+    assert report(await world.suspend())["rounds"] == 0
+    assert suspends(engine) == 2
+
+
+@pytest.mark.usefixtures("engine")
+async def test_a_short_branch_is_stored_if_nothing_else_had_a_turn(world: World) -> None:
+    report(await world.suspend())
+    await world.turn(AGENT, text(32, seed=5))
+    assert (await world.show()).state is SessionState.ACTIVE
+    assert report(await world.suspend())["snapshot"]["tokens_restorable"] == 32
+    assert (await world.show()).state is SessionState.SUSPENDED
+
+
+@pytest.mark.usefixtures("engine")
+async def test_a_side_call_before_the_suspend_is_passed_over(world: World) -> None:
+    await world.turn(AGENT, text(32, seed=5))
+    assert report(await world.suspend())["snapshot"]["tokens_restorable"] == 96
+    assert (await world.show()).state is SessionState.SUSPENDED
+    assert report(await world.suspend())["rounds"] == 0
+
+
+@pytest.mark.usefixtures("engine")
+async def test_a_shorter_turn_within_the_snapshot_needs_no_other(world: World) -> None:
+    report(await world.suspend())
+    await world.turn(AGENT, text(64), max_tokens=1)
+    assert (await world.show()).state is SessionState.SUSPENDED
+    assert report(await world.suspend())["rounds"] == 0
+
+
+@pytest.mark.usefixtures("engine")
+@pytest.mark.parametrize("harm", ["noted", "unlinked"])
+async def test_what_is_damaged_counts_as_not_stored(world: World, harm: str) -> None:
+    report(await world.suspend())
+    chunk = world.store.read_manifest(DEFAULT_TENANT, AGENT, 1).chunks[3]
+    if harm == "noted":
+        world.store.mark_bad(chunk.segment_id, chunk.offset_bytes, "checksum")
+    else:
+        (segment,) = world.store.root.rglob("*.seg")
+        segment.unlink()
+    assert (await world.show()).state is SessionState.ACTIVE
+    told = report(await world.suspend())
+    assert told["rounds"] == 1
+    assert told["snapshot"]["generation"] == 2
+    shared_chunks = 3 if harm == "noted" else 0
+    assert told["snapshot"]["shared_bytes"] == shared_chunks * chunk.stored_bytes
+    assert (await world.show()).state is SessionState.SUSPENDED
+
+
+@pytest.mark.parametrize("reason", [Reason.DEADLINE, Reason.MOVER_FAILED, Reason.ABORTED])
+async def test_after_a_doubtful_refusal_the_manifest_decides(
+    world: World, engine: FakeEngine, reason: Reason
+) -> None:
+    engine.faults.refusals["commit"] = reason  # the fake engine commits all the same
+    told = report(await world.suspend())
+    assert told["snapshot"]["generation"] == 1
+    assert told["causes"] == []
+    assert (await world.show()).state is SessionState.SUSPENDED
+
+
+async def test_a_deadline_without_a_manifest_is_an_error(world: World, engine: FakeEngine) -> None:
+    engine.faults.refusals |= {"suspend": Reason.DEADLINE, "commit": Reason.DEADLINE}
+    assert problem(await world.suspend()) == "deadline_exceeded"
+
+
+async def test_another_template_stores_the_same_kv_once(world: World, engine: FakeEngine) -> None:
+    report(await world.suspend())
+    world.kill_engine(engine)
+    other = world.start_engine(fields={"chat_template_digest": "e" * 64})
+    await world.turn(AGENT, text(100))
+    told = report(await world.suspend())
+    assert (told["rounds"], told["snapshot"]["generation"]) == (0, 1)
+    assert suspends(other) == 0

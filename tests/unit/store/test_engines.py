@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sessiond.domain.engines import EngineInfo
+from sessiond.domain.engines import EngineInfo, SharedFile
 from sessiond.domain.errors import ConfigurationError
 from sessiond.domain.ids import EngineId
 from sessiond.store.store import Store
@@ -136,3 +136,15 @@ def test_asking_and_tidying_never_hurts_an_engine_that_starts(store: Store) -> N
         stop.set()
         for thread in threads:
             thread.join()
+
+
+def test_the_only_record_of_shared_memory_may_be_kept(store: Store) -> None:
+    sharing = replace(INFO, engine_id=EngineId("c"), shared_files=(SharedFile("x", 7),))
+    with store.publish_engine(INFO), store.publish_engine(sharing):
+        left = {path.name: path.read_bytes() for path in (store.root / "engines").iterdir()}
+    for name, data in left.items():
+        (store.root / "engines" / name).write_bytes(data)  # as after SIGKILL
+    assert store.remove_dead_engines(keep_sharing=True) == [INFO.engine_id]
+    assert store.dead_engines() == [sharing]
+    assert store.remove_dead_engines() == ["c"]
+    assert files(store) == []

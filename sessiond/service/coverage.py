@@ -1,0 +1,82 @@
+"""Which of a head's branches a suspend takes, and how much of it is stored already."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sessiond.domain.errors import SnapshotNotFoundError, StoreError
+from sessiond.domain.tokens import common_prefix_tokens
+from sessiond.service.judge import kept_tokens, movable_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sessiond.domain.engines import EngineInfo
+    from sessiond.domain.heads import Branch, Head
+    from sessiond.domain.ids import SegmentId
+    from sessiond.domain.snapshot import Manifest
+    from sessiond.store.store import Store
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """A branch beside the newest snapshot."""
+
+    branch: Branch
+    tokens: int  #: that a suspend can move, in whole chunks
+    kept_tokens: int  #: of them, those that the snapshot has and that can be read
+
+
+def cover(store: Store, engine: EngineInfo, head: Head, newest: Manifest | None) -> Coverage | None:
+    """Return what a suspend of *head* is about; ``None`` without a branch.
+
+    :raises StoreError: the store cannot be read.
+    """
+    movable = [branch for branch in head.branches if _movable(branch, engine)]
+    branch = choose(movable, newest) or head.main
+    if branch is None:
+        return None
+    tokens = _movable(branch, engine)
+    kept = kept_tokens(newest, branch, tokens, engine.fingerprint) if newest else 0
+    return Coverage(branch, tokens, _sound_tokens(store, newest, kept) if newest else 0)
+
+
+def choose(branches: Sequence[Branch], newest: Manifest | None) -> Branch | None:
+    """Return the branch that a suspend takes, of *branches* with the main one first.
+
+    The first that had a turn since the newest snapshot and is not in it: the main one, or else
+    what the session did last. Side calls that a snapshot passed over are not taken up again.
+    """
+    if newest is None or not branches:
+        return branches[0] if branches else None
+    for one in branches:
+        had_a_turn = one.updated_unix_s > newest.created_unix_s
+        if had_a_turn and common_prefix_tokens(newest.tokens, one.tokens) < one.kv_tokens:
+            return one
+    return max(branches, key=lambda one: common_prefix_tokens(newest.tokens, one.tokens))
+
+
+def _movable(branch: Branch, engine: EngineInfo) -> int:
+    return movable_tokens(branch.kv_tokens, engine.chunk_tokens, engine.max_model_tokens)
+
+
+def _sound_tokens(store: Store, manifest: Manifest, tokens: int) -> int:
+    """Return how many of the first *tokens* tokens lie before the first damaged chunk."""
+    bad: dict[SegmentId, set[int] | None] = {}
+    for chunk in manifest.chunks:
+        if chunk.segment_id not in bad:
+            bad[chunk.segment_id] = _bad_chunks(store, chunk.segment_id)
+        offsets = bad[chunk.segment_id]
+        if offsets is None or chunk.offset_bytes in offsets:
+            tokens = min(tokens, chunk.start_token)
+    return tokens
+
+
+def _bad_chunks(store: Store, segment_id: SegmentId) -> set[int] | None:
+    """Return the offsets that must not be used; ``None``: all of the segment."""
+    try:
+        with store.open_segment(segment_id):
+            return store.bad_chunks(segment_id)
+    except (StoreError, SnapshotNotFoundError):
+        return None
