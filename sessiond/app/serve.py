@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import signal
 import sys
 from typing import TYPE_CHECKING
 
 import uvicorn
+from uvicorn.config import LOGGING_CONFIG
 
 from sessiond.app.config import ENV_PREFIX, Settings, load_settings
+from sessiond.app.logs import json_log_config
 from sessiond.app.wiring import open_daemon
 from sessiond.domain.errors import SessiondError
 
@@ -30,23 +33,32 @@ the configuration, the store or the registry cannot be used.
 
 def run(arguments: Sequence[str]) -> int:
     """Run ``sessiond serve`` with *arguments* until a signal; return the exit status."""
-    options = _parser().parse_args(arguments)
+    options = vars(_parser().parse_args(arguments))
+    as_json = bool(options.pop("json"))
     try:
-        settings = load_settings(**vars(options))
+        settings = load_settings(**options)
         with open_daemon(settings) as app:
-            return _serve(app, settings)
+            return _serve(app, settings, as_json=as_json)
     except SessiondError as error:
-        hint = f" {error.hint}" if error.hint else ""
-        sys.stderr.write(f"sessiond serve: {error.message}{hint}\n")
+        sys.stderr.write(_refusal(error, as_json=as_json))
         return 2
 
 
-def _serve(app: FastAPI, settings: Settings) -> int:
+def _refusal(error: SessiondError, *, as_json: bool) -> str:
+    if as_json:
+        told = {"code": error.code, "message": error.message, "hint": error.hint}
+        return json.dumps(told) + "\n"
+    hint = f" {error.hint}" if error.hint else ""
+    return f"sessiond serve: {error.message}{hint}\n"
+
+
+def _serve(app: FastAPI, settings: Settings, *, as_json: bool) -> int:
     config = uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
         log_level=settings.log_level,
+        log_config=json_log_config(settings.log_level) if as_json else LOGGING_CONFIG,
         access_log=settings.log_level == "debug",
         server_header=False,
         # Calls that wait for an operation get this long; the operations then as long again.
@@ -80,4 +92,5 @@ def _parser() -> argparse.ArgumentParser:
             type=kind,
             help=f"{Settings.model_fields[name].description} [env: {ENV_PREFIX}{name.upper()}]",
         )
+    parser.add_argument("--json", action="store_true", help="write log lines as JSON objects")
     return parser
