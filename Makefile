@@ -32,6 +32,7 @@ lint: install ## Formatting, lint, types and the direction of imports
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy tests
 	$(BIN)/lint-imports
 
 test: lint ## Every check and every test
