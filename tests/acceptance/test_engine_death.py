@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import httpx
 import pytest
 
 from sessiond.domain.tokens import common_prefix_tokens
@@ -31,6 +30,7 @@ def test_a_killed_engine_loses_nothing_and_other_weights_load_nothing(
     stack: Stack, agent: Agent, own_model: Path
 ) -> None:
     left_before = shared_memory()
+    stack.settings["SESSIOND_ENGINES"] = f"http://127.0.0.1:{stack.engine_port}"
     stack.start_daemon()
     stack.start_engine(own_model)
     agent.create_session()
@@ -73,21 +73,10 @@ def test_a_killed_engine_loses_nothing_and_other_weights_load_nothing(
     stack.start_plain_engine(own_model)
     fresh = agent.turn(messages, tokens=TOKENS, cache_salt="fresh")
     assert turn.token_ids == fresh.token_ids
-    stack.engine.stop()
-    assert shared_memory() - left_before == set()
-
-
-def test_a_server_without_our_connector_is_named_as_such(
-    stack: Stack, agent: Agent, model: Path
-) -> None:
-    stack.settings["SESSIOND_ENGINES"] = f"http://127.0.0.1:{stack.engine_port}"
-    stack.start_plain_engine(model)
-    stack.start_daemon()
-    agent.create_session()
-
+    # A server without our connector is named as such.
     engines = agent.try_call("GET", "/v1/engines").json()
     answer = agent.try_call("POST", f"/v1/sessions/{agent.session_id}/ticket")
-
     assert [stranger["code"] for stranger in engines["strangers"]] == ["engine_without_connector"]
-    assert answer.status_code == httpx.codes.SERVICE_UNAVAILABLE
-    assert answer.json()["code"] == "engine_without_connector"
+    assert (answer.status_code, answer.json()["code"]) == (503, "engine_without_connector")
+    stack.engine.stop()
+    assert shared_memory() - left_before == set()

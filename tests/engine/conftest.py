@@ -30,9 +30,9 @@ ENGINE_OPTIONS = (
     "--ram-tier-bytes",
     str(RAM_CHUNKS * CHUNK_BYTES),
     "--connector-setting",
-    "hold_deadline_s=20",
+    "hold_deadline_s=12",
     "--connector-setting",
-    "plan_deadline_s=10",
+    "plan_deadline_s=7",
     "--connector-setting",
     "job_deadline_s=5",
 )
