@@ -153,7 +153,9 @@ def session_members(leader: int) -> list[int]:
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, IndexError):
             fields = stat.read_text().rpartition(")")[2].split()
-            if int(fields[3]) == leader and fields[0] != "Z":
+            # A zombie whose other threads are still ending holds its files, and so its locks.
+            gone = fields[0] == "Z" and int(fields[17]) <= 1
+            if int(fields[3]) == leader and not gone:
                 members.append(int(stat.parent.name))
     return members
 
