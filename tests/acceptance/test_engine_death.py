@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,14 @@ TOKENS = 32
 
 def shared_memory() -> set[str]:
     return {path.name for path in Path("/dev/shm").iterdir()}
+
+
+def wait_for_no_engine(agent: Agent) -> None:
+    """Wait until the kernel has let go of the killed engine's lock."""
+    deadline_s = time.monotonic() + 10
+    while agent.try_call("GET", "/v1/engines").json()["engines"]:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -42,6 +51,7 @@ def test_a_killed_engine_loses_nothing_and_other_weights_load_nothing(
     agent.suspend()
 
     stack.engine.kill()
+    wait_for_no_engine(agent)
     no_engine = agent.try_call("POST", f"/v1/sessions/{agent.session_id}/resume")
     state = agent.try_call("GET", f"/v1/sessions/{agent.session_id}").json()["state"]
     assert (no_engine.status_code, no_engine.json()["code"]) == (503, "no_engine")
