@@ -3,6 +3,14 @@
 A mover that leaves a question unanswered for too long hangs, and is killed. Its slots of the
 RAM tier are nobody's until it is gone, so its jobs end only then, and only then is another one
 started.
+
+It is gone when it has exited, or when each of its threads is dead or sleeps uninterruptibly in
+the kernel. Such a thread runs no more of its program, however late it wakes up: SIGKILL waits
+for it where it would return. What it had asked the kernel for may still happen: bytes come into
+a buffer of its own, never into a slot; a file without a name grows; at worst a manifest that was
+just being linked gets its name. Then a whole snapshot is there of which nobody was told, as
+after a crash at that moment. So a replaced mover needs no fence of its own; one that outlives
+its engine has one (:meth:`sessiond.store.store.Store.commit_manifest`).
 """
 
 from __future__ import annotations
@@ -37,6 +45,7 @@ _IN_TURN = (protocol.SuspendOpened, protocol.StoreDone, protocol.SuspendFinished
 #: After so many deaths within an hour none is started any more: the machine is not well.
 MAX_DEATHS = 5
 _DEATHS_COUNT_S = 3600.0
+_POLL_S = 0.001
 
 
 class MoverLink(Protocol):
@@ -179,6 +188,12 @@ class MoverWatch:
         if not answers:
             self._watch(connected=connected)
         return answers
+
+    def end_jobs(self) -> None:
+        """Kill the mover and block until no job is left."""
+        while self._jobs:
+            self._watch(connected=False)
+            time.sleep(_POLL_S)
 
     def close(self) -> None:
         """End the mover in good order."""

@@ -3,32 +3,65 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from sessiond.domain.errors import ConfigurationError
 
 EXTRA_CONFIG_KEY = "sessiond"
+_MOST_DEFAULT_THREADS = 4
 CODECS = ("auto", "raw", "zstd", "planar-zstd")
+
+#: What each setting means.
+SETTING_MEANINGS: Mapping[str, str] = {
+    "root": "The store root.",
+    "key_file": "The server key.",
+    "url": "Where sessiond reaches this engine.",
+    "codec": "How chunks are stored: `auto` takes for each segment what pays on this machine; "
+    "`raw`, `zstd` and `planar-zstd` are pins.",
+    "read_threads": "Threads of the mover that read and decode; default: one more than cores, at "
+    "most 4; fewer if their memory does not fit.",
+    "write_threads": "Threads of the mover that encode and write, at low priority; default: one "
+    "more than cores, at most 4; fewer if their memory does not fit.",
+    "mover_memory_bytes": "What the mover may take in memory beside the shared RAM tier. An engine "
+    "whose chunks need more does not start, and says how much they need.",
+    "plan_deadline_s": "From a request's arrival until its KV is promised.",
+    "job_deadline_s": "For one read or write job of the mover; without an answer, or progress, "
+    "it is replaced.",
+    "hold_deadline_s": "For requests that wait for a suspend or resume to settle.",
+    "segment_limit_bytes": "A suspend begins another segment beyond this size.",
+    "free_space_floor_bytes": "What suspends leave free of the disk; default: 2 %, at most 1 GiB.",
+    "allow_weight_updates": "Persist although weights could change in place.",
+    "raise_in": "Guarded functions that raise on purpose, for fault tests.",
+}
+
+
+def _default_threads() -> int:
+    """Return enough threads to keep every core busy while one of them waits for the disk."""
+    return min(_MOST_DEFAULT_THREADS, 1 + (os.cpu_count() or 1))
 
 
 @dataclass(frozen=True)
 class ConnectorSettings:
-    """Settings of the data plane, normalised once."""
+    """Settings of the data plane, normalised once; :data:`SETTING_MEANINGS` says what they are."""
 
     root: Path
     key_file: Path
-    url: str = ""  #: where sessiond reaches this engine
-    codec: str = "auto"  #: one of :data:`CODECS`
-    read_threads: int = 2
-    plan_deadline_s: float = 30.0  #: from a request's arrival until its KV is promised
-    job_deadline_s: float = 60.0  #: for one read or write job of the mover
-    hold_deadline_s: float = 110.0  #: for requests that wait for a suspend or resume to settle
+    url: str = ""
+    codec: str = "auto"
+    read_threads: int = field(default_factory=_default_threads)
+    write_threads: int = field(default_factory=_default_threads)
+    mover_memory_bytes: int = 256 << 20
+    plan_deadline_s: float = 30.0
+    job_deadline_s: float = 60.0
+    hold_deadline_s: float = 110.0
     segment_limit_bytes: int = 4 << 30
-    allow_weight_updates: bool = False  #: persist although weights could change in place
-    raise_in: tuple[str, ...] = ()  #: guarded functions that raise on purpose (fault tests)
+    free_space_floor_bytes: int | None = None
+    allow_weight_updates: bool = False
+    raise_in: tuple[str, ...] = ()
 
     @classmethod
     def from_extra_config(cls, extra_config: Mapping[str, Any]) -> ConnectorSettings:
@@ -82,6 +115,12 @@ def _count(value: object) -> int:
     return value
 
 
+def _room(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{value!r} is no whole number of bytes")
+    return value
+
+
 def _seconds(value: object) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
         raise ValueError(f"{value!r} is no number above zero")
@@ -105,6 +144,7 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "str": _text,
     "bool": _flag,
     "int": _count,
+    "int | None": _room,
     "float": _seconds,
     "tuple[str, ...]": _names,
 }

@@ -37,6 +37,7 @@
         ├── StoreCorruptError
         ├── StoreKeyError
         └── StoreFullError
+            └── QuotaExceededError
 
 Each class has a stable ``code``; its docstring is the default message. Edges translate the
 code (HTTP status, exit status) and a test proves that their tables know every class.
@@ -280,3 +281,12 @@ class StoreFullError(StoreError):
 
     code = "store_full"
     retryable = True
+    hint = "Delete or unpin sessions, or free disk space."
+
+
+class QuotaExceededError(StoreFullError):
+    """The snapshot does not fit the quota."""
+
+    code = "quota_exceeded"
+    retryable = False
+    hint = "Delete or unpin sessions, or raise the quota."

@@ -41,6 +41,8 @@ class Reason(StrEnum):
     NO_SNAPSHOT = "no_snapshot"
     SNAPSHOT_CORRUPT = "snapshot_corrupt"
     SNAPSHOT_MISSING = "snapshot_missing"
+    SNAPSHOT_EXPIRED = "snapshot_expired"
+    SNAPSHOT_EVICTED = "snapshot_evicted"
     SNAPSHOT_KEY_MISMATCH = "snapshot_key_mismatch"
     SESSION_DELETED = "session_deleted"
     DIVERGED = "diverged"
@@ -183,6 +185,14 @@ EXPLANATIONS: Mapping[Reason, Explanation] = {
     ),
     Reason.SNAPSHOT_MISSING: Explanation(
         "A file of the snapshot is gone.", "Check who else removes files below the store root."
+    ),
+    Reason.SNAPSHOT_EXPIRED: Explanation(
+        "The session was not used for its TTL, so its snapshots were removed.",
+        "Give the session a longer TTL, or pin it.",
+    ),
+    Reason.SNAPSHOT_EVICTED: Explanation(
+        "The session's snapshots were removed to make room for those of others.",
+        "Pin the session, raise the quota or free disk space.",
     ),
     Reason.SNAPSHOT_KEY_MISMATCH: Explanation(
         "The snapshot was sealed with another key.",

@@ -26,6 +26,10 @@ class Session:
     resumed_on: str  #: the engine that the newest operation, a resume, filled; else empty
     last_outcome: str  #: of the newest resume; empty before the first
     last_reason: str
+    ttl_s: float | None = None  #: unused for so long, snapshots go; ``None``: default; 0: never
+    #: Why it has no snapshot any more, a code of ``domain.reasons.Reason``; or empty.
+    lost_reason: str = ""
+    lost_generation: int = 0  #: the newest one that retention removed
 
 
 class SessionState(StrEnum):
@@ -72,6 +76,7 @@ class OperationKind(StrEnum):
     SUSPEND = "suspend"
     RESUME = "resume"
     DELETE = "delete"
+    RETENTION = "retention"  #: removes snapshots; short
 
 
 class OperationStatus(StrEnum):

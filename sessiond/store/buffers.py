@@ -45,8 +45,8 @@ _threads = threading.local()
 
 
 def thread_frames(place: int = 0) -> Scratch:
-    """Return one of the calling thread's three buffers for frames as they lie on disk."""
-    frames: tuple[Scratch, Scratch, Scratch] | None = getattr(_threads, "frames", None)
+    """Return one of the calling thread's two buffers for frames as they lie on disk."""
+    frames: tuple[Scratch, Scratch] | None = getattr(_threads, "frames", None)
     if frames is None:
-        frames = _threads.frames = (Scratch(), Scratch(), Scratch())
+        frames = _threads.frames = (Scratch(), Scratch())
     return frames[place]

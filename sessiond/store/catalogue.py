@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sessiond.domain.errors import SnapshotNotFoundError, StoreError
+from sessiond.domain.errors import StoreCorruptError, StoreError
 from sessiond.store import layout
+from sessiond.store.fileio import store_error
 from sessiond.store.manifests import unpack_manifest
 from sessiond.store.sealed import MAX_SEALED_BYTES
 from sessiond.store.sessions import MAX_SESSION_FILE_BYTES, SessionRecord, unpack_session
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 
     from sessiond.domain.ids import SegmentId, TenantId
     from sessiond.domain.keys import KeyRing
+    from sessiond.domain.snapshot import Manifest
     from sessiond.store.layout import Folder
     from sessiond.store.tree import Tree
 
@@ -32,6 +35,16 @@ def session_folders(tree: Tree, tenant_name: str) -> list[Folder]:
     ]
 
 
+def session_folders_between(tree: Tree, from_name: str, to_name: str) -> list[Folder]:
+    """Return all tenants' session folders by their own names, ``[from_name, to_name)``, in order.
+
+    These names are HMACs: they spread evenly, whatever the tenants.
+    """
+    folders = [folder for name in tenant_names(tree) for folder in session_folders(tree, name)]
+    found = [folder for folder in folders if from_name <= folder[-1] < to_name]
+    return sorted(found, key=lambda folder: (folder[-1], folder))
+
+
 def segment_ids(tree: Tree) -> list[SegmentId]:
     """Return the ids of all finished segments."""
     found = []
@@ -41,6 +54,51 @@ def segment_ids(tree: Tree) -> list[SegmentId]:
     return found
 
 
+@dataclass(frozen=True)
+class FoundSession:
+    """What the folder of one session tells of it."""
+
+    folder: Folder
+    record: SessionRecord | None  #: ``None``: nobody can tell, or there is nothing
+    error: StoreError | None = None  #: why the session's file cannot be used
+    is_guess: bool = False  #: there is no file; the record is what the newest manifest tells
+
+
+def find_session(tree: Tree, keys: KeyRing, folder: Folder) -> FoundSession:
+    """Return what a session's folder tells of it; never raises for a file that is damaged.
+
+    :raises OSError: the system could not read.
+    """
+    try:
+        data = tree.read(folder, layout.SESSION_FILE, MAX_SESSION_FILE_BYTES)
+        record = unpack_session(data, keys)
+    except FileNotFoundError:
+        guess = record_from_manifest(tree, keys, folder)
+        return FoundSession(folder, guess, is_guess=guess is not None)
+    except StoreError as error:
+        return FoundSession(folder, None, error)
+    if _folder_of(record, keys) != folder:
+        return FoundSession(folder, None, StoreCorruptError("The file is another session's."))
+    return FoundSession(folder, record)
+
+
+def scan_sessions(
+    tree: Tree, keys: KeyRing, tenant: TenantId | None = None
+) -> Iterator[FoundSession]:
+    """Yield what the folder of every session, or of one tenant's, tells of it."""
+    for folder in _session_folders(tree, keys, tenant):
+        try:
+            yield find_session(tree, keys, folder)
+        except OSError as error:
+            yield FoundSession(folder, None, store_error("Reading a session's file", error))
+
+
+def _session_folders(tree: Tree, keys: KeyRing, tenant: TenantId | None) -> Iterator[Folder]:
+    names = tenant_names(tree) if tenant is None else [keys.tenant_name(tenant)]
+    for tenant_name in names:
+        yield from session_folders(tree, tenant_name)
+
+
 def list_sessions(
     tree: Tree, keys: KeyRing, tenant: TenantId | None = None
 ) -> Iterator[SessionRecord]:
@@ -48,38 +106,43 @@ def list_sessions(
 
     A session whose file was never written is told from its newest manifest. One whose file
     is damaged is left out (``verify`` reports it): it may have been a tombstone.
+
+    :raises OSError: the system could not read one.
     """
-    names = tenant_names(tree) if tenant is None else [keys.tenant_name(tenant)]
-    for tenant_name in names:
-        for folder in session_folders(tree, tenant_name):
-            record = _record(tree, keys, folder)
-            if record and _folder_of(record, keys) == folder:
-                yield record
+    for folder in _session_folders(tree, keys, tenant):
+        found = find_session(tree, keys, folder)
+        if found.record is not None:
+            yield found.record
+
+
+def read_manifest(tree: Tree, keys: KeyRing, folder: Folder, generation: int) -> Manifest:
+    """Return a manifest that is what its place says.
+
+    :raises FileNotFoundError: there is none.
+    :raises StoreError: it cannot be used.
+    """
+    manifest = unpack_manifest(
+        tree.read(folder, layout.manifest_file(generation), MAX_SEALED_BYTES), keys
+    )
+    names = keys.tenant_name(manifest.tenant), keys.session_name(manifest.tenant, manifest.session)
+    if (layout.session_folder(*names), manifest.generation) != (folder, generation):
+        raise StoreCorruptError("The manifest is that of another snapshot.")
+    return manifest
+
+
+def record_from_manifest(tree: Tree, keys: KeyRing, folder: Folder) -> SessionRecord | None:
+    """Return what the newest readable manifest tells of its session: names and a time."""
+    generations = filter(None, map(layout.generation_of, tree.names(folder)))
+    for generation in sorted(generations, reverse=True):
+        try:
+            manifest = read_manifest(tree, keys, folder, generation)
+        except (StoreError, FileNotFoundError):
+            continue
+        created = manifest.created_unix_s
+        return SessionRecord(manifest.tenant, manifest.session, created, created)
+    return None
 
 
 def _folder_of(record: SessionRecord, keys: KeyRing) -> Folder:
     tenant_name = keys.tenant_name(record.tenant)
     return layout.session_folder(tenant_name, keys.session_name(record.tenant, record.session))
-
-
-def _record(tree: Tree, keys: KeyRing, folder: Folder) -> SessionRecord | None:
-    try:
-        data = tree.read(folder, layout.SESSION_FILE, MAX_SESSION_FILE_BYTES)
-        return unpack_session(data, keys)
-    except FileNotFoundError:
-        return _record_from_manifest(tree, keys, folder)
-    except (StoreError, NotADirectoryError):
-        return None
-
-
-def _record_from_manifest(tree: Tree, keys: KeyRing, folder: Folder) -> SessionRecord | None:
-    generations = filter(None, map(layout.generation_of, tree.names(folder)))
-    for generation in sorted(generations, reverse=True):
-        try:
-            data = tree.read(folder, layout.manifest_file(generation), MAX_SEALED_BYTES)
-            manifest = unpack_manifest(data, keys)
-        except (StoreError, SnapshotNotFoundError, FileNotFoundError):
-            continue
-        created = manifest.created_unix_s
-        return SessionRecord(manifest.tenant, manifest.session, created, created)
-    return None

@@ -20,8 +20,15 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import xxhash
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import numpy as np
+    import numpy.typing as npt
 
 CHECKSUM_BYTES = 16
 DIGEST_BYTES = 32
@@ -40,8 +47,13 @@ class ChunkPosition:
     chain_digest: bytes  #: SHA-256 of the token ids from 0 to ``end_token``: 32 bytes
 
 
-def chunk_checksum(position: ChunkPosition, bytes_digest: bytes, raw: memoryview) -> bytes:
-    """Return the checksum of a chunk's raw bytes at their position: 16 bytes."""
+def chunk_checksum(
+    position: ChunkPosition, bytes_digest: bytes, raw: Iterable[npt.NDArray[np.uint8]]
+) -> bytes:
+    """Return the checksum of a chunk's raw bytes at their position: 16 bytes.
+
+    :param raw: the bytes, in pieces
+    """
     prefix = _PREFIX.pack(
         _TAG,
         position.group,
@@ -51,7 +63,8 @@ def chunk_checksum(position: ChunkPosition, bytes_digest: bytes, raw: memoryview
         bytes_digest,
     )
     state = xxhash.xxh3_128(prefix)
-    state.update(raw)
+    for piece in raw:
+        state.update(piece.data)
     return state.digest()
 
 

@@ -16,11 +16,8 @@ Huffman stage alone. Matches are not looked for: there are none, and looking is 
 
 from __future__ import annotations
 
-import math
 import struct
 import threading
-import time
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -33,7 +30,7 @@ from sessiond.store import planes
 from sessiond.store.buffers import Scratch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
 ByteArray: TypeAlias = npt.NDArray[np.uint8]
 
@@ -62,6 +59,44 @@ _PLANE_RAW, _PLANE_ZSTD = 0, 1
 #: Compression of a plane is tried if a sample's entropy promises to save more than this.
 _WORTH_BITS = 7.6
 _SAMPLE_BYTES = 16 << 10
+#: Joined and checked at a time: what a core's cache holds.
+_PIECE_BYTES = 512 << 10
+
+
+class Decoded:
+    """A chunk's raw bytes, joined only as they are asked for: to be checked, then copied.
+
+    Valid until the coder that made it is used again.
+
+    :param low: the plane of low bytes, or all bytes where *high* is ``None``
+    :param piece: memory for one joined piece
+    """
+
+    def __init__(self, low: ByteArray, high: ByteArray | None, piece: Scratch) -> None:
+        self._low, self._high = low, high
+        self._piece = piece
+
+    def __len__(self) -> int:
+        return len(self._low) if self._high is None else 2 * len(self._low)
+
+    def pieces(self) -> Iterator[ByteArray]:
+        """Yield the bytes in order; a piece is valid until the next one is asked for."""
+        if self._high is None:
+            yield self._low
+            return
+        items = _PIECE_BYTES // 2
+        for start in range(0, len(self._low), items):
+            low, high = self._low[start : start + items], self._high[start : start + items]
+            piece = self._piece.get(2 * len(low))
+            planes.join(low, high, piece)
+            yield piece
+
+    def copy_to(self, out: ByteArray) -> None:
+        """Write all bytes to *out*, which has the same length."""
+        if self._high is None:
+            np.copyto(out, self._low)
+        else:
+            planes.join(self._low, self._high, out)
 
 
 class Coder:
@@ -71,7 +106,7 @@ class Coder:
         parameters = zstandard.ZstdCompressionParameters(**_HUFFMAN_ONLY)
         self._compressor = zstandard.ZstdCompressor(compression_params=parameters)
         self._decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 27)
-        self._low, self._high, self._joined = Scratch(), Scratch(), Scratch()
+        self._work, self._piece = Scratch(), Scratch()
 
     def encode(self, codec: Codec, raw: ByteArray, payload: ByteArray) -> tuple[Codec, int]:
         """Write the payload for *raw* into *payload*, which is at least as long.
@@ -89,7 +124,7 @@ class Coder:
         np.copyto(payload[: len(raw)], raw)
         return Codec.RAW, len(raw)
 
-    def decode(self, codec: int, payload: ByteArray, raw_bytes: int) -> ByteArray:
+    def decode(self, codec: int, payload: ByteArray, raw_bytes: int) -> Decoded:
         """Return the raw bytes; valid until this coder is used again.
 
         :raises StoreCorruptError: *payload* is none of *codec*'s, or not of *raw_bytes*.
@@ -97,11 +132,11 @@ class Coder:
         if codec == Codec.RAW:
             if len(payload) != raw_bytes:
                 raise StoreCorruptError("A raw chunk's length is wrong.")
-            return payload
+            return Decoded(payload, None, self._piece)
         if codec == Codec.ZSTD:
-            joined = self._joined.get(raw_bytes)
-            self._decompress(payload, joined)
-            return joined
+            whole = self._work.get(raw_bytes)
+            self._decompress(payload, whole)
+            return Decoded(whole, None, self._piece)
         if codec == Codec.PLANAR_ZSTD:
             return self._decode_planar(payload, raw_bytes)
         raise StoreCorruptError(f"A chunk has the unknown codec {codec}.")
@@ -110,11 +145,13 @@ class Coder:
         items = len(raw) // 2
         if len(raw) < _PLANAR.size:
             return 0
-        low, high = self._low.get(items), self._high.get(items)
-        planes.split(raw, low, high)
-        offset = _PLANAR.size
-        low_mode, low_bytes = self._put_plane(low, payload, offset)
-        offset += low_bytes
+        high = self._work.get(items)
+        # The low plane usually stays as it is: split right to where it belongs then.
+        planes.split(raw, payload[_PLANAR.size : _PLANAR.size + items], high)
+        low_mode, low_bytes = self._put_plane(
+            payload[_PLANAR.size : _PLANAR.size + items], payload, _PLANAR.size
+        )
+        offset = _PLANAR.size + low_bytes
         high_mode, high_bytes = self._put_plane(high, payload, offset)
         header = _PLANAR.pack(low_bytes, high_bytes, low_mode, high_mode, _PADDING)
         payload[: _PLANAR.size] = np.frombuffer(header, np.uint8)
@@ -127,7 +164,7 @@ class Coder:
                 return _PLANE_ZSTD, _put(frame, payload, offset)
         return _PLANE_RAW, _put(plane, payload, offset)
 
-    def _decode_planar(self, payload: ByteArray, raw_bytes: int) -> ByteArray:
+    def _decode_planar(self, payload: ByteArray, raw_bytes: int) -> Decoded:
         if raw_bytes % 2 or len(payload) < _PLANAR.size:
             raise StoreCorruptError("A planar chunk is too short.")
         low_bytes, high_bytes, low_mode, high_mode, padding = _PLANAR.unpack_from(payload.data)
@@ -135,20 +172,18 @@ class Coder:
         if middle + high_bytes != len(payload) or padding != _PADDING:
             raise StoreCorruptError("A planar chunk's planes do not fill it.")
         items = raw_bytes // 2
-        low = self._plane(low_mode, payload[_PLANAR.size : middle], self._low, items)
-        high = self._plane(high_mode, payload[middle:], self._high, items)
-        joined = self._joined.get(raw_bytes)
-        planes.join(low, high, joined)
-        return joined
+        work = self._work.get(raw_bytes)
+        low = self._plane(low_mode, payload[_PLANAR.size : middle], work[:items])
+        high = self._plane(high_mode, payload[middle:], work[items:])
+        return Decoded(low, high, self._piece)
 
-    def _plane(self, mode: int, data: ByteArray, scratch: Scratch, items: int) -> ByteArray:
-        if mode == _PLANE_RAW and len(data) == items:
+    def _plane(self, mode: int, data: ByteArray, out: ByteArray) -> ByteArray:
+        if mode == _PLANE_RAW and len(data) == len(out):
             return data
         if mode != _PLANE_ZSTD:
             raise StoreCorruptError("A planar chunk's plane has a wrong form.")
-        plane = scratch.get(items)
-        self._decompress(data, plane)
-        return plane
+        self._decompress(data, out)
+        return out
 
     def _compress(self, data: ByteArray) -> ByteArray:
         return np.frombuffer(self._compressor.compress(data.data), np.uint8)
@@ -185,7 +220,9 @@ def payload_bound_bytes(raw_bytes: int) -> int:
 
 
 def _put(data: ByteArray, payload: ByteArray, offset: int) -> int:
-    np.copyto(payload[offset : offset + len(data)], data)
+    target = payload[offset : offset + len(data)]
+    if target.ctypes.data != data.ctypes.data:  # it may lie there already
+        np.copyto(target, data)
     return len(data)
 
 
@@ -195,77 +232,3 @@ def _sample_entropy_bits(plane: ByteArray) -> float:
     counts = np.bincount(plane[::step], minlength=256)
     shares = counts[counts > 0] / max(1, counts.sum())
     return float(-(shares * np.log2(shares)).sum())
-
-
-@dataclass(frozen=True)
-class CodecTrial:
-    """What one codec costs and saves on this machine now."""
-
-    codec: Codec
-    stored_share: float  #: stored bytes / raw bytes
-    encode_bytes_s: float  #: raw bytes a second, one thread
-    decode_bytes_s: float  #: raw bytes a second, one thread, until the bytes lie in a buffer
-
-    def restore_s_per_byte(self, read_bytes_s: float, threads: int) -> float:
-        """Return the time that restoring a raw byte takes, reading and decoding overlapped."""
-        return max(self.stored_share / read_bytes_s, 1 / (self.decode_bytes_s * threads))
-
-
-#: Used until a caller has measured its device.
-ASSUMED_READ_BYTES_S = 3e9
-#: A restore may take this much longer for the sake of a smaller file.
-_PATIENCE = 1.1
-#: A codec that saves less than this share is not worth its work.
-_MAX_STORED_SHARE = 0.95
-
-
-def try_codecs(sample: memoryview, *, item_bytes: int = 2) -> list[CodecTrial]:
-    """Measure every codec that applies to items of *item_bytes* on one chunk's raw bytes."""
-    candidates = [Codec.RAW, Codec.PLANAR_ZSTD if item_bytes == 2 else Codec.ZSTD]
-    raw = np.frombuffer(sample, np.uint8)
-    return [_trial(codec, raw) for codec in candidates]
-
-
-def choose_codec(
-    sample: memoryview,
-    *,
-    item_bytes: int = 2,
-    read_bytes_s: float = ASSUMED_READ_BYTES_S,
-    threads: int = 2,
-) -> Codec:
-    """Return the codec that pays for chunks like *sample* on this machine now.
-
-    The smallest one that does not make a restore noticeably slower; ``RAW`` if none pays.
-
-    :param read_bytes_s: the device's read rate, as measured.
-    :param threads: how many threads decode at once.
-    """
-    trials = try_codecs(sample, item_bytes=item_bytes)
-    limit = _PATIENCE * trials[0].restore_s_per_byte(read_bytes_s, threads)
-    paying = [
-        trial
-        for trial in trials[1:]
-        if trial.stored_share <= _MAX_STORED_SHARE
-        and trial.restore_s_per_byte(read_bytes_s, threads) <= limit
-    ]
-    return min(paying, key=lambda trial: trial.stored_share, default=trials[0]).codec
-
-
-def _trial(codec: Codec, raw: ByteArray) -> CodecTrial:
-    coder = thread_coder()
-    payload = np.empty(payload_bound_bytes(len(raw)), np.uint8)
-    out = np.empty_like(raw)
-    used, stored = coder.encode(codec, raw, payload)  # warms memory and kernels
-    encode_s = _seconds(lambda: coder.encode(codec, raw, payload))
-    decode_s = _seconds(lambda: np.copyto(out, coder.decode(used, payload[:stored], len(raw))))
-    return CodecTrial(codec, stored / len(raw), len(raw) / encode_s, len(raw) / decode_s)
-
-
-def _seconds(action: Callable[[], object], repeats: int = 3) -> float:
-    """Return the best of a few runs: others' work on the machine only ever adds time."""
-    best = math.inf
-    for _ in range(repeats):
-        started = time.perf_counter()
-        action()
-        best = min(best, time.perf_counter() - started)
-    return best

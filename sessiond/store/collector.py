@@ -23,6 +23,7 @@ from sessiond.store.format import IndexEntry, align_up
 from sessiond.store.notes import COLLECTED, BadNote, add_note
 from sessiond.store.references import References, ReferenceScan
 from sessiond.store.segments import read_contents
+from sessiond.store.tree import BLOCK_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -55,15 +56,17 @@ def collect(
     *,
     tenant: TenantId | None = None,
     only: Iterable[SegmentId] | None = None,
+    scan: ReferenceScan | None = None,
 ) -> CollectReport:
     """Remove dead segments, and free dead frames of living ones.
 
     :param tenant: only this tenant's; everything otherwise.
     :param only: look at these segments alone.
+    :param scan: one that has read manifests before; each collection makes its own otherwise.
     :raises OSError: manifests could not be scanned; nothing was removed on their account.
     """
     names = tenant_names(tree) if tenant is None else [keys.tenant_name(tenant)]
-    scan = ReferenceScan(tree, keys)
+    scan = scan or ReferenceScan(tree, keys)
     references = scan.scan(names)
     report = CollectReport(tenants_held=sorted(references.unreadable))
     candidates = iter(segment_ids(tree) if only is None else only)
@@ -152,7 +155,9 @@ class _Collection:
             if not _holds_dead_bytes(segment.fd, entry, live):
                 continue
             # The note first: whoever might share the frame reads it under the segment's lock.
-            add_note(self._tree, segment.segment_id, BadNote(entry.offset_bytes, COLLECTED))
+            note = BadNote(entry.offset_bytes, COLLECTED)
+            if not add_note(self._tree, segment.segment_id, note):
+                return  # the bytes go with the whole segment
             try:
                 size_bytes = align_up(entry.stored_bytes)
                 self._tree.ops.punch(segment.fd, entry.offset_bytes, size_bytes)
@@ -190,4 +195,4 @@ def remove_segment(tree: Tree, segment_id: SegmentId) -> None:
 
 
 def _bytes_on_disk(fd: int) -> int:
-    return os.fstat(fd).st_blocks * 512
+    return os.fstat(fd).st_blocks * BLOCK_BYTES

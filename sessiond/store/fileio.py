@@ -12,14 +12,14 @@ import errno
 import fcntl
 import os
 from enum import Enum
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from sessiond.domain.errors import StoreError, StoreFullError
 from sessiond.domain.ids import new_hex_id
 from sessiond.store import layout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 FILE_MODE = 0o600
 FOLDER_MODE = 0o700
@@ -32,6 +32,13 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _libc = ctypes.CDLL(None, use_errno=True)
 _fallocate = _libc.fallocate
 _fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong]
+
+
+class Space(NamedTuple):
+    """The room of a file system, as an ordinary user may use it."""
+
+    free_bytes: int
+    total_bytes: int
 
 
 class FileOps:
@@ -76,6 +83,11 @@ class FileOps:
     def size_bytes(self, fd: int) -> int:
         """Return the length of an open file."""
         return os.fstat(fd).st_size
+
+    def space(self, fd: int) -> Space:
+        """Return the room of the file system that an open file is on."""
+        found = os.fstatvfs(fd)
+        return Space(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
 
     def sync(self, fd: int) -> None:
         """Make a file's bytes, or a folder's entries, durable."""
@@ -221,13 +233,22 @@ class DurableFile:
         """Write at an offset; safe from several threads."""
         write_fully(self._ops, self.fd, data, offset_bytes)
 
-    def publish(self, folder_fd: int, name: str, how: Publish) -> None:
+    def publish(
+        self,
+        folder_fd: int,
+        name: str,
+        how: Publish,
+        last_check: Callable[[], None] | None = None,
+    ) -> None:
         """Give the file its name; when this returns, the file is whole and has it.
 
+        :param last_check: called right before; the file gets no name if it raises.
         :raises FileExistsError: the name is taken and *how* is ``CREATE``.
         """
         if how is not Publish.HINT:
             self._ops.sync(self.fd)
+        if last_check is not None:
+            last_check()
         if how is Publish.CREATE:
             self._ops.link(self._name, name, source_fd=self._tmp_fd, target_fd=folder_fd)
         else:

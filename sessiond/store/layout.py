@@ -14,6 +14,7 @@ from sessiond.domain.ids import SegmentId
 Folder: TypeAlias = tuple[str, ...]
 
 FORMAT_FILE = "FORMAT"
+SCRUB_FILE = "scrub.json"
 ROOT: Folder = ()
 ENGINES: Folder = ("engines",)
 SESSIONS: Folder = ("sessions",)

@@ -53,25 +53,27 @@ def parse_notes(data: bytes) -> list[BadNote]:
     return [note for line in data.splitlines() if (note := _parse(line))]
 
 
-def add_note(tree: Tree, segment_id: SegmentId, note: BadNote) -> None:
-    """Append a note, if it is new.
+def add_note(tree: Tree, segment_id: SegmentId, note: BadNote) -> bool:
+    """Append a note, if it is new; returns whether it stands (a full file takes no more).
 
     :raises OSError: it cannot be written.
     """
     if note in read_notes(tree, segment_id):
-        return
+        return True
     line = _line(note)
     with tree.folder(layout.segment_folder(segment_id)) as folder_fd:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         fd = tree.ops.open(layout.bad_notes_file(segment_id), flags, dir_fd=folder_fd)
         try:
-            if tree.ops.size_bytes(fd) + len(line) < MAX_NOTES_BYTES:
-                # One call, appended by the kernel: lines of several writers do not mix. The
-                # first newline ends what a crash may have left of an earlier line.
-                tree.ops.pwrite(fd, b"\n" + line + b"\n", 0)
-                # Durable before what it warns of is: a freed frame must not be shared.
-                tree.ops.sync(fd)
-                tree.ops.sync(folder_fd)
+            if tree.ops.size_bytes(fd) + len(line) >= MAX_NOTES_BYTES:
+                return False
+            # One call, appended by the kernel: lines of several writers do not mix. The
+            # first newline ends what a crash may have left of an earlier line.
+            tree.ops.pwrite(fd, b"\n" + line + b"\n", 0)
+            # Durable before what it warns of is: a freed frame must not be shared.
+            tree.ops.sync(fd)
+            tree.ops.sync(folder_fd)
+            return True
         finally:
             tree.ops.close(fd)
 

@@ -16,9 +16,10 @@ from sessiond.store.segments import SegmentReader
 from sessiond.store.tree import Tree, open_regular
 
 
-def open_segment(tree: Tree, segment_id: SegmentId) -> SegmentReader:
+def open_segment(tree: Tree, segment_id: SegmentId, *, note_bad: bool = True) -> SegmentReader:
     """Open a segment, to be closed by the caller.
 
+    :param note_bad: note beside the segment which of its chunks are found damaged.
     :raises SnapshotNotFoundError: there is no such segment (any more).
     :raises StoreCorruptError: its header, footer or index is broken.
     :raises StoreVersionError: a version wrote it that this one cannot read.
@@ -29,7 +30,8 @@ def open_segment(tree: Tree, segment_id: SegmentId) -> SegmentReader:
     fd = _open_locked(tree, segment_id)
     try:
         use_direct_io(tree.ops, fd)
-        reader = SegmentReader(tree.ops, fd, partial(_note_bad, tree, segment_id))
+        on_bad = partial(_note_bad, tree, segment_id) if note_bad else _ignore
+        reader = SegmentReader(tree.ops, fd, on_bad)
         if reader.segment_id != segment_id:
             raise StoreCorruptError("The file is another segment.")
     except BaseException:
@@ -57,3 +59,7 @@ def _note_bad(tree: Tree, segment_id: SegmentId, offset_bytes: int, why: str) ->
     # The load's own answer is what counts; a full disk must not turn it into another.
     with contextlib.suppress(OSError):
         add_note(tree, segment_id, BadNote(offset_bytes, why))
+
+
+def _ignore(_offset_bytes: int, _why: str) -> None:
+    """Change nothing: the caller only looks."""

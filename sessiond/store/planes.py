@@ -71,7 +71,11 @@ def compiled_kernels(numba: Any) -> Kernels:  # noqa: ANN401 - a module without 
         split_items(_aligned_items(raw), low, high)
 
     def join_planes(low: ByteArray, high: ByteArray, raw: ByteArray) -> None:
-        join_items(low, high, raw.view(_ITEM))
+        items = raw.view(_ITEM)
+        if items.flags.aligned:
+            join_items(low, high, items)
+        else:
+            _join_numpy(low, high, raw)
 
     return Kernels("numba", split_planes, join_planes)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -13,56 +14,65 @@ from sessiond.store.buffers import Scratch, thread_frames
 from sessiond.store.reading import Run, read_blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Generator, Iterator
 
     from sessiond.store.fileio import FileOps
 
-#: Reads in flight for one segment, whatever the number of its callers.
-READ_AHEAD_THREADS = 4
+#: Reads in flight ahead of their callers, in the whole process.
+READ_AHEAD_THREADS = 8
+# Its threads are started when they are needed first. One for all files: they do nothing but wait
+# for the device, and a process has many segments open.
+_readers = ThreadPoolExecutor(READ_AHEAD_THREADS, "sessiond-read")
 
 #: The bytes of a run, or why they could not be read.
 RunData: TypeAlias = npt.NDArray[np.uint8] | Exception
 
 
-class ReadAhead:
-    """Reads the next run of an open file while the caller works on the one before.
+@dataclass(frozen=True)
+class ReadRun:
+    """One run, as far as it could be read."""
 
-    Without it a thread that decodes would leave the device idle, and one that reads, a core;
-    and more threads than cores only get into each other's way.
+    run: Run
+    data: RunData
+    buffer: Scratch  #: where *data* lies; free for other uses when the run is done with
+
+
+def read_runs(
+    ops: FileOps, fd: int, runs: Iterator[Run], *, ahead: bool
+) -> Generator[ReadRun, None, None]:
+    """Yield each run of an open file with its bytes.
+
+    The bytes lie in memory of the calling thread, and are valid until the next run is asked
+    for. An iterator that is not exhausted must be closed before the thread reads again, and
+    before the file is closed.
+
+    :param runs: may be shared: each thread gets the runs that it has asked for
+    :param ahead: read the next run while the caller works on the one before. Without it a
+        thread that decodes leaves the device idle, and one that reads, a core. It takes a
+        second buffer.
     """
+    pending: Future[RunData] | None = None
+    buffer, other = thread_frames(0), thread_frames(1)
+    run = next(runs, None)
+    try:
+        while run is not None:
+            data = pending.result() if pending else _read(ops, fd, run, buffer)
+            pending = None
+            following = next(runs, None) if ahead else None
+            if following is not None:
+                pending = _readers.submit(_read, ops, fd, following, other)
+            yield ReadRun(run, data, buffer)
+            if ahead:
+                run, buffer, other = following, other, buffer
+            else:
+                run = next(runs, None)
+    finally:
+        if pending is not None:
+            wait([pending])  # it still writes into this thread's memory
 
-    def __init__(self, ops: FileOps, fd: int) -> None:
-        """Read from *fd*, which the caller keeps open until :meth:`close`."""
-        self._ops, self._fd = ops, fd
-        self._pool = ThreadPoolExecutor(READ_AHEAD_THREADS, "sessiond-read")
 
-    def read(
-        self, runs: Sequence[Run], *, ahead: bool
-    ) -> Generator[tuple[Run, RunData], None, None]:
-        """Yield each run with its bytes; *ahead* reads the next one meanwhile.
-
-        The bytes lie in memory of the calling thread, and are valid until the next run is asked
-        for. An iterator that is not exhausted must be closed before the thread reads again.
-        """
-        pending: Future[RunData] | None = None
-        try:
-            for place, run in enumerate(runs):
-                data = pending.result() if pending else self._read(run, thread_frames(0))
-                pending = None
-                if ahead and place + 1 < len(runs):
-                    buffer = thread_frames((place + 1) % 2)
-                    pending = self._pool.submit(self._read, runs[place + 1], buffer)
-                yield run, data
-        finally:
-            if pending is not None:
-                wait([pending])  # it still writes into this thread's memory
-
-    def close(self) -> None:
-        """End the reading threads; nobody may be reading."""
-        self._pool.shutdown()
-
-    def _read(self, run: Run, buffer: Scratch) -> RunData:
-        try:
-            return read_blocks(self._ops, self._fd, buffer, run.offset_bytes, run.size_bytes)
-        except (OSError, StoreCorruptError) as error:
-            return error
+def _read(ops: FileOps, fd: int, run: Run, buffer: Scratch) -> RunData:
+    try:
+        return read_blocks(ops, fd, buffer, run.offset_bytes, run.size_bytes)
+    except (OSError, StoreCorruptError) as error:
+        return error

@@ -25,6 +25,17 @@ RUN_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
+class ReadPace:
+    """How much memory a thread that reads may use to be fast."""
+
+    run_bytes: int = RUN_BYTES  #: adjacent frames are read together up to this size
+    ahead: bool = True  #: read the next run while the one before is worked on
+
+
+DEFAULT_PACE = ReadPace()
+
+
+@dataclass(frozen=True)
 class Frame:
     """One frame that is wanted."""
 

@@ -1,4 +1,4 @@
-"""Which frames of which segments the committed manifests keep alive."""
+"""Which frames of which segments the committed manifests keep alive, and whose they are."""
 
 from __future__ import annotations
 
@@ -12,26 +12,58 @@ from typing import TYPE_CHECKING, TypeAlias
 from sessiond.domain.errors import StoreError
 from sessiond.store import layout
 from sessiond.store.catalogue import session_folders
+from sessiond.store.format import align_up
 from sessiond.store.manifests import unpack_manifest
 from sessiond.store.sealed import MAX_SEALED_BYTES
-from sessiond.store.tree import Tree, read_file
+from sessiond.store.tree import BLOCK_BYTES, Tree, list_names, read_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from sessiond.domain.ids import SegmentId
+    from sessiond.domain.ids import SegmentId, SessionId, TenantId
     from sessiond.domain.keys import KeyRing
+    from sessiond.domain.snapshot import ChunkRecord
     from sessiond.store.layout import Folder
 
-#: Offsets of frames: eight bytes each, because a store holds millions.
-_Offsets: TypeAlias = "array[int]"
+#: Offsets of frames, or their sizes: eight bytes each, because a store holds millions.
+_Numbers: TypeAlias = "array[int]"
+
+
+@dataclass(frozen=True)
+class Frames:
+    """The frames of one segment that one manifest references."""
+
+    offsets: _Numbers
+    sizes: _Numbers  #: on disk, in the same order
+
+
+@dataclass(frozen=True)
+class ManifestFacts:
+    """What the store's upkeep needs of one manifest."""
+
+    tenant: TenantId
+    session: SessionId
+    created_unix_s: float
+    raw_bytes: int
+    stored_bytes: int
+    frames: Mapping[SegmentId, Frames]
+
+
+@dataclass(frozen=True)
+class KnownManifest:
+    """A manifest's file, as it was found."""
+
+    generation: int
+    identity: tuple[int, int]  #: inode and change time: the name may come to be another file
+    disk_bytes: int
+    facts: ManifestFacts | None  #: ``None``: cannot be read
 
 
 @dataclass(frozen=True)
 class References:
     """What the manifests of some tenants say."""
 
-    _frames: Mapping[SegmentId, Sequence[_Offsets]]
+    _frames: Mapping[SegmentId, Sequence[_Numbers]]
     #: Tenants with a manifest that cannot be read: nothing of theirs may be called dead.
     unreadable: frozenset[str]
 
@@ -40,61 +72,84 @@ class References:
         return set().union(*self._frames.get(segment_id, ()))
 
 
-@dataclass(frozen=True)
-class _Known:
-    identity: tuple[int, int]  #: inode and change time: the name may come to be another file
-    frames: Mapping[SegmentId, _Offsets] | None  #: ``None``: cannot be read
-
-
 class ReferenceScan:
-    """Scans manifests, again and again; each is read once, because it is immutable."""
+    """Scans manifests, again and again; each is read once, because it is immutable.
+
+    Several threads may use one scan: each replaces what is known of a session as a whole.
+    """
 
     def __init__(self, tree: Tree, keys: KeyRing) -> None:
         self._tree, self._keys = tree, keys
-        self._known: dict[tuple[Folder, str], _Known] = {}
+        self._known: dict[Folder, dict[int, KnownManifest]] = {}
 
     def scan(self, tenant_names: Iterable[str]) -> References:
         """Return what the manifests of these tenants reference now.
 
         :raises OSError: a folder or file could not be read; nothing is known then.
         """
-        frames: dict[SegmentId, list[_Offsets]] = defaultdict(list)
+        frames: dict[SegmentId, list[_Numbers]] = defaultdict(list)
         unreadable = set()
         for tenant_name in tenant_names:
             for folder in session_folders(self._tree, tenant_name):
-                for known in self._scan_session(folder):
-                    if known.frames is None:
+                for known in self.session(folder):
+                    if known.facts is None:
                         unreadable.add(tenant_name)
                         continue
-                    for segment_id, offsets in known.frames.items():
-                        frames[segment_id].append(offsets)
+                    for segment_id, found in known.facts.frames.items():
+                        frames[segment_id].append(found.offsets)
         return References(frames, frozenset(unreadable))
 
-    def _scan_session(self, folder: Folder) -> list[_Known]:
-        found = []
-        for name in self._tree.names(folder):
-            if layout.generation_of(name):
+    def session(self, folder: Folder) -> list[KnownManifest]:
+        """Return what is known of a session's manifests as they are now, oldest first.
+
+        :raises OSError: the folder or a file could not be read.
+        """
+        earlier = self._known.get(folder, {})
+        found: dict[int, KnownManifest] = {}
+        gone = (FileNotFoundError, NotADirectoryError)
+        with contextlib.suppress(*gone), self._tree.folder(folder) as fd:
+            for generation in filter(None, map(layout.generation_of, list_names(fd))):
                 with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
-                    found.append(self._manifest(folder, name))
-        return found
+                    found[generation] = self._manifest(generation, fd, earlier.get(generation))
+        self._known[folder] = found
+        return [found[generation] for generation in sorted(found)]
 
-    def _manifest(self, folder: Folder, name: str) -> _Known:
-        with self._tree.folder(folder) as fd:
-            info = os.stat(name, dir_fd=fd, follow_symlinks=False)
-            identity = (info.st_ino, info.st_ctime_ns)
-            known = self._known.get((folder, name))
-            if known is None or known.identity != identity:
-                known = _Known(identity, self._frames_of(name, fd))
-                self._known[folder, name] = known
-            return known
+    def forget_others(self, folders: Collection[Folder]) -> None:
+        """Forget the sessions that are not among *folders*: they are gone."""
+        for folder in self._known.keys() - set(folders):
+            self._known.pop(folder, None)
 
-    def _frames_of(self, name: str, folder_fd: int) -> Mapping[SegmentId, _Offsets] | None:
+    def _manifest(
+        self, generation: int, folder_fd: int, earlier: KnownManifest | None
+    ) -> KnownManifest:
+        name = layout.manifest_file(generation)
+        info = os.stat(name, dir_fd=folder_fd, follow_symlinks=False)
+        identity = (info.st_ino, info.st_ctime_ns)
+        if earlier is not None and earlier.identity == identity:
+            return earlier
+        facts = self._facts(name, folder_fd)
+        return KnownManifest(generation, identity, info.st_blocks * BLOCK_BYTES, facts)
+
+    def _facts(self, name: str, folder_fd: int) -> ManifestFacts | None:
         try:
             data = read_file(self._tree.ops, name, MAX_SEALED_BYTES, dir_fd=folder_fd)
             manifest = unpack_manifest(data, self._keys)
         except StoreError:
             return None
-        frames: dict[SegmentId, _Offsets] = {}
-        for chunk in manifest.chunks:
-            frames.setdefault(chunk.segment_id, array("Q")).append(chunk.offset_bytes)
-        return frames
+        return ManifestFacts(
+            manifest.tenant,
+            manifest.session,
+            manifest.created_unix_s,
+            manifest.raw_bytes,
+            manifest.stored_bytes,
+            _frames_of(manifest.chunks),
+        )
+
+
+def _frames_of(chunks: Iterable[ChunkRecord]) -> Mapping[SegmentId, Frames]:
+    frames: dict[SegmentId, Frames] = {}
+    for chunk in chunks:
+        found = frames.setdefault(chunk.segment_id, Frames(array("Q"), array("Q")))
+        found.offsets.append(chunk.offset_bytes)
+        found.sizes.append(align_up(chunk.stored_bytes))
+    return frames

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -21,8 +20,6 @@ from sessiond.store.fileio import (
     DurableFile,
     FileOps,
     Publish,
-    is_unsupported,
-    store_error,
     store_errors,
 )
 from sessiond.store.format import (
@@ -38,8 +35,14 @@ from sessiond.store.format import (
     unpack_header,
     unpack_index,
 )
-from sessiond.store.readahead import ReadAhead, RunData
-from sessiond.store.reading import Frame, Run, plan_runs, read_blocks, use_direct_io
+from sessiond.store.loading import OpenFile, SegmentLoad, WantedChunk
+from sessiond.store.reading import (
+    DEFAULT_PACE,
+    ReadPace,
+    read_blocks,
+    use_direct_io,
+)
+from sessiond.store.room import require_room
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,38 +50,48 @@ if TYPE_CHECKING:
     from sessiond.domain.ids import SegmentId
     from sessiond.store.tree import Tree
 
-#: Space is reserved in steps of this: fewer, longer extents, and a full disk is noticed early.
-_RESERVE_BYTES = 64 << 20
-
 
 class SegmentWriter:
     """Writes one segment; invisible until :meth:`finish`.
 
-    Several threads may append at once: each encodes in its own memory, and only the choice of
-    the frame's place is serialised. Holds a shared lock on the file until :meth:`close`, so
-    that no collection takes the segment before its manifest is durable.
+    Several threads may append at once: each encodes in its own memory while another one writes.
+    Frames are written one after the other at the file's end, without reserving room: writing
+    into reserved room, or several frames at once, costs a tenth of the device's rate. Holds a
+    shared lock on the file until :meth:`close`, so that no collection takes the segment before
+    its manifest is durable.
     """
 
-    def __init__(self, tree: Tree, file: DurableFile, tmp_fd: int, header: SegmentHeader) -> None:
+    def __init__(
+        self,
+        tree: Tree,
+        file: DurableFile,
+        tmp_fd: int,
+        header: SegmentHeader,
+        floor: int | None,
+    ) -> None:
         """Use :meth:`create`."""
         self.segment_id = header.segment_id
         self._tree, self._file, self._tmp_fd = tree, file, tmp_fd
-        self._header = header
+        self._header, self._floor = header, floor
         self._lock = threading.Lock()
         self._entries: list[IndexEntry] = []
         self._end_bytes = 0
-        self._reserved_bytes = 0
 
     @classmethod
-    def create(cls, tree: Tree, header: SegmentHeader) -> SegmentWriter:
-        """Begin a segment with this header."""
+    def create(
+        cls, tree: Tree, header: SegmentHeader, *, floor_bytes: int | None = None
+    ) -> SegmentWriter:
+        """Begin a segment with this header.
+
+        :param floor_bytes: what writing leaves free of the file system; ``None``: the default.
+        """
         tmp_fd = tree.open_folder(layout.TMP)
         try:
             file = DurableFile(tree.ops, tmp_fd)
         except BaseException:
             tree.ops.close(tmp_fd)
             raise
-        writer = cls(tree, file, tmp_fd, header)
+        writer = cls(tree, file, tmp_fd, header, floor_bytes)
         try:
             writer._begin()
         except BaseException:
@@ -102,28 +115,23 @@ class SegmentWriter:
         source = np.frombuffer(raw, np.uint8)
         if not 0 < len(source) <= MAX_CHUNK_BYTES:
             raise StoreError(f"A chunk of {len(source)} bytes cannot be stored.")
-        checksum = chunk_checksum(position, self._header.bytes_digest, source.data)
+        checksum = chunk_checksum(position, self._header.bytes_digest, [source])
         frame = thread_frames().get(align_up(payload_bound_bytes(len(source))))
         used, stored_bytes = thread_coder().encode(codec, source, frame)
         frame_bytes = align_up(stored_bytes)
         frame[stored_bytes:frame_bytes] = 0  # nothing of earlier chunks goes to the disk
-        with store_errors("Writing a chunk"):
-            offset = self._place(frame_bytes)
-            self._file.write(frame[:frame_bytes].data, offset)
         entry = IndexEntry(
             position.group,
             position.start_token,
             position.end_token,
             used,
-            offset,
+            0,
             stored_bytes,
             len(source),
             checksum,
             position.chain_digest,
         )
-        with self._lock:
-            self._entries.append(entry)
-        return record_of(entry, self.segment_id)
+        return record_of(self._write_frame(entry, frame[:frame_bytes]), self.segment_id)
 
     def finish(self) -> None:
         """Write index and footer and make the segment durable under its name.
@@ -132,11 +140,10 @@ class SegmentWriter:
 
         :raises StoreError: the write failed; the segment does not exist then.
         """
-        entries = sorted(self._entries, key=lambda entry: entry.offset_bytes)
-        with store_errors("Finishing a segment"):
-            tail = pack_tail(entries, self._end_bytes)
-            self._write_block(tail, self._place(len(tail)))
-            self._tree.ops.truncate(self._file.fd, self._end_bytes)
+        with store_errors("Finishing a segment"), self._lock:
+            tail = pack_tail(self._entries, self._end_bytes)
+            self._write_block(tail)
+            self._tree.ops.truncate(self._file.fd, self._end_bytes)  # what failed may lie behind
             folder = layout.segment_folder(self.segment_id)
             with self._tree.folder(folder, create=True) as folder_fd:
                 name = layout.segment_file(self.segment_id)
@@ -163,39 +170,24 @@ class SegmentWriter:
 
     def _begin(self) -> None:
         use_direct_io(self._tree.ops, self._file.fd)
-        self._write_block(pack_header(self._header), self._place(HEADER_BYTES))
+        self._write_block(pack_header(self._header))
 
-    def _place(self, size_bytes: int) -> int:
-        """Return the offset of the next *size_bytes*, reserving room ahead."""
-        with self._lock:
-            offset = self._end_bytes
-            if offset + size_bytes > self._reserved_bytes:
-                self._reserve(max(_RESERVE_BYTES, size_bytes))
-            self._end_bytes += size_bytes
-            return offset
+    def _write_frame(self, entry: IndexEntry, frame: npt.NDArray[np.uint8]) -> IndexEntry:
+        """Write a frame at the end; a failure leaves the end where it was."""
+        with store_errors("Writing a chunk"), self._lock:
+            require_room(self._tree.ops, self._file.fd, len(frame), self._floor)
+            placed = replace(entry, offset_bytes=self._end_bytes)
+            self._file.write(frame.data, self._end_bytes)
+            self._end_bytes += len(frame)
+            self._entries.append(placed)
+            return placed
 
-    def _reserve(self, size_bytes: int) -> None:
-        try:
-            self._tree.ops.allocate(self._file.fd, self._reserved_bytes, size_bytes)
-        except OSError as error:
-            if not is_unsupported(error):
-                raise
-        self._reserved_bytes += size_bytes
-
-    def _write_block(self, data: bytes, offset: int) -> None:
+    def _write_block(self, data: bytes) -> None:
         # Through aligned memory: the file may be open for direct writing.
         block = Scratch().get(len(data))
         block[:] = np.frombuffer(data, np.uint8)
-        self._file.write(block.data, offset)
-
-
-@dataclass(frozen=True)
-class WantedChunk:
-    """One chunk to load."""
-
-    record: ChunkRecord
-    chain_digest: bytes  #: of the tokens that the caller wants the chunk for
-    out: memoryview  #: writable, contiguous, ``record.raw_bytes`` long
+        self._file.write(block.data, self._end_bytes)
+        self._end_bytes += len(data)
 
 
 class SegmentReader:
@@ -215,34 +207,37 @@ class SegmentReader:
         self.header, entries = read_contents(ops, fd)
         self.segment_id = self.header.segment_id
         self.entries = tuple(entries)
-        self._ahead = ReadAhead(ops, fd)
         self._by_offset = {entry.offset_bytes: entry for entry in entries}
 
-    def load(self, wanted: Sequence[WantedChunk], bytes_digest: bytes) -> list[StoreError | None]:
+    def load(
+        self,
+        wanted: Sequence[WantedChunk],
+        bytes_digest: bytes,
+        pace: ReadPace = DEFAULT_PACE,
+    ) -> list[StoreError | None]:
         """Read, verify, decode and copy chunks; one result for each, in order.
 
         What is not ``None`` in the answer says why that chunk was not loaded; its ``out`` was
         not touched then. A damaged chunk is read once more, then noted as bad.
 
         :param bytes_digest: of the fingerprint that the caller's engine has.
+        :param pace: how much memory the calling thread may use to be fast.
         """
-        results = [self._refusal(chunk, bytes_digest) for chunk in wanted]
-        frames = [
-            Frame(place, chunk.record.offset_bytes, chunk.record.stored_bytes)
-            for place, chunk in enumerate(wanted)
-            if results[place] is None
-        ]
-        # Handing reads to another thread pays only where there is work to overlap them with.
-        ahead = any(wanted[frame.place].record.codec != Codec.RAW for frame in frames)
-        with contextlib.closing(self._ahead.read(plan_runs(frames), ahead=ahead)) as runs:
-            for run, data in runs:
-                self._load_run(run, data, wanted, results)
-        return results
+        load = self.begin(wanted, bytes_digest, pace)
+        load.work()
+        return load.results
+
+    def begin(
+        self, wanted: Sequence[WantedChunk], bytes_digest: bytes, pace: ReadPace = DEFAULT_PACE
+    ) -> SegmentLoad:
+        """Return a load like :meth:`load`, for several threads to work on."""
+        refusals = [self._refusal(chunk, bytes_digest) for chunk in wanted]
+        file = OpenFile(self._ops, self._fd, self.header, self._on_bad)
+        return SegmentLoad(file, wanted, refusals, pace)
 
     def close(self) -> None:
         """Give up the lock; no load may be running."""
         if self._fd >= 0:
-            self._ahead.close()
             self._ops.close(self._fd)
             self._fd = -1
 
@@ -264,50 +259,6 @@ class SegmentReader:
         if chunk.out.nbytes != chunk.record.raw_bytes:
             return StoreError("The chunk has another size than its destination.")
         return None
-
-    def _load_run(
-        self,
-        run: Run,
-        data: RunData,
-        wanted: Sequence[WantedChunk],
-        results: list[StoreError | None],
-    ) -> None:
-        for frame in run.frames:
-            chunk = wanted[frame.place]
-            if isinstance(data, Exception):  # one bad block must not cost its neighbours
-                results[frame.place] = self._load_again(frame, chunk)
-                continue
-            start = frame.offset_bytes - run.offset_bytes
-            try:
-                self._deliver(chunk, data[start : start + frame.stored_bytes])
-            except StoreCorruptError:
-                results[frame.place] = self._load_again(frame, chunk)
-
-    def _load_again(self, frame: Frame, chunk: WantedChunk) -> StoreError | None:
-        try:
-            # A buffer of its own: the two others are being read into and worked on.
-            size_bytes = align_up(frame.stored_bytes)
-            buffer = thread_frames(2)
-            data = read_blocks(self._ops, self._fd, buffer, frame.offset_bytes, size_bytes)
-            self._deliver(chunk, data[: frame.stored_bytes])
-        except OSError as error:
-            return store_error("Reading a chunk", error)
-        except StoreCorruptError as error:
-            self._on_bad(frame.offset_bytes, error.message)
-            return error
-        return None
-
-    def _deliver(self, chunk: WantedChunk, payload: npt.NDArray[np.uint8]) -> None:
-        """Decode and verify; only then copy."""
-        record = chunk.record
-        raw = thread_coder().decode(record.codec, payload, record.raw_bytes)
-        position = ChunkPosition(
-            record.group, record.start_token, record.end_token, chunk.chain_digest
-        )
-        found = chunk_checksum(position, self.header.bytes_digest, raw.data)
-        if found != record.checksum:
-            raise StoreCorruptError("A chunk's checksum is wrong.")
-        np.copyto(np.frombuffer(chunk.out, np.uint8), raw)
 
 
 def record_of(entry: IndexEntry, segment_id: SegmentId) -> ChunkRecord:

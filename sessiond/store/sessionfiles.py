@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sessiond.domain.errors import (
+    EngineNotFoundError,
     GenerationExistsError,
     SessionNotFoundError,
     SnapshotNotFoundError,
@@ -33,7 +34,7 @@ from sessiond.store.sessions import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from sessiond.domain.heads import Head
     from sessiond.domain.ids import SegmentId, SessionId, TenantId
@@ -78,7 +79,7 @@ class SessionFiles:
         with self._locked(exclusive=True):
             if not create:
                 self._require_not_deleted()
-            elif self._is_deleted():
+            elif self._may_be_deleted():
                 self._remove_contents()  # what a crash of the deletion may have left
             self._write_record(record)
 
@@ -100,15 +101,24 @@ class SessionFiles:
             raise StoreCorruptError("The manifest is that of another snapshot.")
         return manifest
 
-    def commit(self, manifest: Manifest) -> None:
-        """Create the manifest's file: the commit of the snapshot."""
+    def commit(self, manifest: Manifest, is_live: Callable[[], bool]) -> None:
+        """Create the manifest's file: the commit of the snapshot.
+
+        :param is_live: whether the engine that wrote the snapshot still lives. Asked right before
+            the file gets its name. Never after it: what has its name may have been read.
+        """
+
+        def require_live() -> None:
+            if not is_live():
+                raise EngineNotFoundError("The snapshot's engine has ended.")
+
         data = pack_manifest(manifest, self._keys)
         with self._locked(exclusive=False):
             self._require_not_deleted()
             self._require_segments(manifest)
             name = layout.manifest_file(manifest.generation)
             try:
-                self._tree.write(self._folder, name, data, Publish.CREATE)
+                self._tree.write(self._folder, name, data, Publish.CREATE, require_live)
             except FileExistsError as error:
                 raise GenerationExistsError from error
 
@@ -135,7 +145,7 @@ class SessionFiles:
     def delete(self) -> Removed:
         """Write the tombstone, then remove manifests and heads."""
         with self._locked(exclusive=True):
-            if not self._is_deleted():
+            if not self._has_tombstone():
                 self._write_record(tombstone(self._tenant, self._session, time.time()))
             return self._remove_contents()
 
@@ -166,7 +176,14 @@ class SessionFiles:
         finally:
             self._tree.ops.close(fd)
 
-    def _is_deleted(self) -> bool:
+    def _has_tombstone(self) -> bool:
+        try:
+            record = self.record()
+        except StoreCorruptError:
+            return False
+        return record is not None and record.is_tombstone
+
+    def _may_be_deleted(self) -> bool:
         try:
             record = self.record()
         except StoreCorruptError:

@@ -7,25 +7,35 @@ from typing import TYPE_CHECKING
 
 from sessiond.domain.ids import SegmentId, SessionId, TenantId, new_hex_id
 from sessiond.store import engines
-from sessiond.store.catalogue import list_sessions
+from sessiond.store.catalogue import (
+    FoundSession,
+    list_sessions,
+    scan_sessions,
+    session_folders_between,
+)
 from sessiond.store.collector import CollectReport, collect
 from sessiond.store.engines import EngineFile
 from sessiond.store.fileio import REAL_OPS, FileOps, store_errors
+from sessiond.store.findings import VerifyOptions, VerifyReport
 from sessiond.store.notes import BadNote, add_note, read_notes
 from sessiond.store.opening import open_segment
 from sessiond.store.root import open_root
+from sessiond.store.scrublog import ScrubLog, claim_scrub
 from sessiond.store.segments import SegmentReader, SegmentWriter, new_header
 from sessiond.store.sessionfiles import SessionFiles
-from sessiond.store.verify import VerifyOptions, VerifyReport, verify
+from sessiond.store.upkeep import Upkeep
+from sessiond.store.verify import Verification, verify
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from sessiond.domain.engines import EngineInfo
     from sessiond.domain.heads import Head
     from sessiond.domain.keys import KeyRing
     from sessiond.domain.snapshot import Manifest
+    from sessiond.store.layout import Folder
     from sessiond.store.sessions import SessionRecord
     from sessiond.store.tree import Tree
 
@@ -46,24 +56,33 @@ class Store:
     :class:`StoreFullError` where there is no room.
     """
 
-    def __init__(self, tree: Tree, keys: KeyRing) -> None:
+    def __init__(self, tree: Tree, keys: KeyRing, floor_bytes: int | None = None) -> None:
         """Use :meth:`open`."""
-        self._tree = tree
+        self._tree, self._floor_bytes = tree, floor_bytes
         self.keys = keys
+        self.upkeep = Upkeep(tree, keys)
 
     @classmethod
     def open(
-        cls, root: Path, keys: KeyRing, *, create: bool = True, ops: FileOps = REAL_OPS
+        cls,
+        root: Path,
+        keys: KeyRing,
+        *,
+        create: bool = True,
+        ops: FileOps = REAL_OPS,
+        floor_bytes: int | None = None,
     ) -> Store:
         """Return the store at *root*.
 
         :param create: make what is missing.
+        :param floor_bytes: what segments leave free of the file system; ``None``: 2 % of it, at
+            most 1 GiB.
         :raises StoreInsecureError: others than the owner can reach it.
         :raises StoreVersionError: a version wrote it that this one cannot read.
         :raises StoreKeyError: it was made with another server key.
         """
         with store_errors("Opening the store"):
-            return cls(open_root(root, keys, create=create, ops=ops), keys)
+            return cls(open_root(root, keys, create=create, ops=ops), keys, floor_bytes)
 
     @property
     def root(self) -> Path:
@@ -92,15 +111,19 @@ class Store:
         with store_errors("Reading a manifest"):
             return self._session(tenant, session).manifest(generation)
 
-    def commit_manifest(self, manifest: Manifest) -> None:
+    def commit_manifest(self, manifest: Manifest, *, fenced: bool = False) -> None:
         """Make a snapshot exist, durably; the caller holds locks on all its segments.
 
+        :param fenced: only while the manifest's engine lives.
+        :raises EngineNotFoundError: it does not, and the commit is fenced.
         :raises GenerationExistsError: another writer has committed this generation.
         :raises SessionNotFoundError: the session was deleted.
         :raises SnapshotNotFoundError: a segment of the manifest is gone.
         """
         with store_errors("Committing a manifest"):
-            self._session(manifest.tenant, manifest.session).commit(manifest)
+            self._session(manifest.tenant, manifest.session).commit(
+                manifest, lambda: not fenced or self.engine_is_live(manifest.engine_id)
+            )
 
     def delete_snapshot(self, tenant: TenantId, session: SessionId, generation: int) -> None:
         """Remove a snapshot, if it is there; :meth:`collect` frees its bytes."""
@@ -115,7 +138,7 @@ class Store:
             SegmentId(new_hex_id()), self.keys.tenant_name(tenant), bytes_digest, self.keys.key_id
         )
         with store_errors("Beginning a segment"):
-            return SegmentWriter.create(self._tree, header)
+            return SegmentWriter.create(self._tree, header, floor_bytes=self._floor_bytes)
 
     def open_segment(self, segment_id: SegmentId) -> SegmentReader:
         """Open a segment for reading, or for sharing its chunks; close it.
@@ -177,6 +200,11 @@ class Store:
         """Yield every session's record, tombstones included."""
         with store_errors("Listing sessions"):
             yield from list_sessions(self._tree, self.keys)
+
+    def scan_sessions(self) -> Iterator[FoundSession]:
+        """Yield what every session's folder tells, also where it cannot be read."""
+        with store_errors("Listing sessions"):
+            yield from scan_sessions(self._tree, self.keys)
 
     def delete_session(self, tenant: TenantId, session: SessionId) -> DeleteReport:
         """Delete a session: its tombstone first, then manifests, heads and segments.
@@ -243,10 +271,29 @@ class Store:
                     self._session(record.tenant, record.session).delete()
             return collect(self._tree, self.keys, tenant=tenant)
 
-    def verify(self, options: VerifyOptions | None = None) -> VerifyReport:
-        """Read what manifests promise, and say what does not hold."""
-        with store_errors("Verifying"):
-            return verify(self._tree, self.keys, options or VerifyOptions())
+    def verify(
+        self,
+        options: VerifyOptions | None = None,
+        progress: Callable[[Verification], None] | None = None,
+    ) -> VerifyReport:
+        """Read what manifests promise, and say what does not hold.
+
+        :param progress: hears of every step.
+        """
+        return verify(self._tree, self.keys, options or VerifyOptions(), progress)
+
+    def verification(self, options: VerifyOptions) -> Verification:
+        """Return a verification that the caller drives, step by step."""
+        return Verification(self._tree, self.keys, options)
+
+    def session_folders(self, from_name: str, to_name: str) -> list[Folder]:
+        """Return folders of sessions, by the last part of their names: [from, to), in order."""
+        with store_errors("Listing sessions"):
+            return session_folders_between(self._tree, from_name, to_name)
+
+    def claim_scrub(self) -> AbstractContextManager[ScrubLog | None]:
+        """Return the scrub's log, locked as long as the context lasts; ``None`` if it is taken."""
+        return claim_scrub(self._tree)
 
     def _session(self, tenant: TenantId, session: SessionId) -> SessionFiles:
         return SessionFiles(self._tree, self.keys, tenant, session)

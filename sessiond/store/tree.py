@@ -15,10 +15,12 @@ from sessiond.store import layout
 from sessiond.store.fileio import DurableFile, FileOps, Publish, read_fully, try_lock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from sessiond.store.layout import Folder
 
+#: The unit of ``st_blocks``.
+BLOCK_BYTES = 512
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY
 #: What opening a symlink, a socket, a device or (for writing) a folder answers.
 _NO_FILE_OF_OURS = frozenset({errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EISDIR})
@@ -83,9 +85,17 @@ class Tree:
         with self.folder(parts) as folder_fd:
             return read_file(self.ops, name, limit_bytes, dir_fd=folder_fd)
 
-    def write(self, parts: Folder, name: str, data: bytes, how: Publish) -> None:
+    def write(
+        self,
+        parts: Folder,
+        name: str,
+        data: bytes,
+        how: Publish,
+        last_check: Callable[[], None] | None = None,
+    ) -> None:
         """Bring a file into being with all of *data*, or leave everything as it was.
 
+        :param last_check: called right before the file gets its name; may raise.
         :raises FileExistsError: the name is taken and *how* is ``CREATE``.
         """
         with (
@@ -94,7 +104,7 @@ class Tree:
             DurableFile(self.ops, tmp_fd) as file,
         ):
             file.write(data, 0)
-            file.publish(folder_fd, name, how)
+            file.publish(folder_fd, name, how, last_check)
 
     def unlink(self, parts: Folder, name: str, *, sync: bool = True) -> bool:
         """Remove a file; returns whether it was there."""

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sessiond.store.fileio import FileOps
+from sessiond.store.fileio import FileOps, Space
 from sessiond.store.format import ALIGNMENT_BYTES
 
 if TYPE_CHECKING:
@@ -226,6 +226,8 @@ class FaultyOps(SteppedOps):
         self._faults: list[_Fault] = []
         self._short_reads = 0
         self._short_writes = 0
+        #: What the file system pretends to have; ``None``: the truth.
+        self.pretended_space: Space | None = None
 
     def fail(
         self, call: str, error_number: int, *, skip: int = 0, times: int = 1, name_part: str = ""
@@ -254,6 +256,10 @@ class FaultyOps(SteppedOps):
             elif fault.times:
                 fault.times -= 1
                 raise OSError(fault.error_number, os.strerror(fault.error_number))
+
+    def space(self, fd: int) -> Space:
+        """Return the room, or what is pretended."""
+        return self.pretended_space or super().space(fd)
 
     def pread(self, fd: int, buffer: memoryview, offset_bytes: int) -> int:
         """Read, half of it if that was asked for."""

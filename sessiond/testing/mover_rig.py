@@ -12,6 +12,10 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from sessiond.connector.mover import protocol
 from sessiond.connector.mover.client import MoverClient
 from sessiond.connector.mover.server import Mover
+from sessiond.connector.settings import ConnectorSettings
+from sessiond.domain.engines import EngineInfo
+from sessiond.domain.fingerprint import Fingerprint
+from sessiond.domain.ids import EngineId, new_hex_id
 from sessiond.domain.tokens import TokenIds, to_bytes
 from sessiond.store.store import Store
 from sessiond.testing.snapshots import (
@@ -26,8 +30,6 @@ from sessiond.testing.snapshots import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
-
-    from sessiond.domain.fingerprint import Fingerprint
 
 M = TypeVar("M", bound=protocol.Message)
 REGION_CHUNKS = 24
@@ -74,17 +76,40 @@ def make_hello(
     if not key_file.exists():
         key_file.touch(0o600)
         key_file.write_bytes(bytes([7]) * 32)
+    defaults = ConnectorSettings(folder / "root", key_file)
     return protocol.Hello(
         root=str(folder / "root"),
         key_file=str(key_file),
-        engine_id="e" * 32,
+        engine_id=new_hex_id(),
         fingerprint=dict((fingerprint or a_fingerprint()).fields),
         chunk_tokens=CHUNK_TOKENS,
         chunk_bytes=CHUNK_BYTES,
         region_chunks=REGION_CHUNKS,
         codec="planar-zstd",
-        read_threads=2,
+        item_bytes=2,
+        read_threads=defaults.read_threads,
+        write_threads=defaults.write_threads,
+        memory_bytes=defaults.mover_memory_bytes,
         segment_limit_bytes=segment_limit_bytes,
+    )
+
+
+def an_engine(hello: protocol.Hello) -> EngineInfo:
+    """Return what the store is told of the engine that a mover serves."""
+    return EngineInfo(
+        engine_id=EngineId(hello.engine_id),
+        url="",
+        model="model",
+        pid=os.getpid(),
+        started_unix_s=time.time(),
+        heartbeat_unix_s=time.time(),
+        fingerprint=Fingerprint(hello.fingerprint),
+        chunk_tokens=hello.chunk_tokens,
+        chunk_bytes=hello.chunk_bytes,
+        ram_tier_chunks=hello.region_chunks,
+        max_model_tokens=1 << 20,
+        vllm_version="0.32.0",
+        shared_files=(),
     )
 
 
@@ -98,6 +123,7 @@ class MoverRig:
         self._map = mmap.mmap(self.region_fd, 0)
         self.region = memoryview(self._map)
         self.store = Store.open(folder / "root", a_key_ring())
+        self.engine = self.store.publish_engine(an_engine(hello))
         self.link: Link = (
             LocalMover(hello, self.region) if in_process else MoverClient(hello, self.region_fd)
         )
@@ -113,6 +139,7 @@ class MoverRig:
     def close(self) -> None:
         """End the mover."""
         self.link.close()
+        self.engine.close()
         self.region.release()
         with contextlib.suppress(BufferError):  # a mover in this process has slices of it
             self._map.close()

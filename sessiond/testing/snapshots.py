@@ -14,7 +14,7 @@ from sessiond.domain.snapshot import ChunkRecord, Manifest
 from sessiond.domain.tokens import TokenIds, chain_digests, token_ids
 from sessiond.store.checksums import ChunkPosition
 from sessiond.store.codecs import Codec
-from sessiond.store.segments import WantedChunk
+from sessiond.store.loading import WantedChunk
 
 if TYPE_CHECKING:
     from sessiond.domain.errors import StoreError

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import errno
 import logging
+from collections.abc import Sequence
+from typing import Any
 
 from sessiond.domain.errors import (
+    EngineNotFoundError,
     GenerationExistsError,
     SessionNotFoundError,
     SnapshotNotFoundError,
@@ -24,6 +27,7 @@ _REASONS: tuple[tuple[type[Exception], Reason], ...] = (
     (SnapshotNotFoundError, Reason.SNAPSHOT_MISSING),
     (SessionNotFoundError, Reason.SESSION_DELETED),
     (GenerationExistsError, Reason.GENERATION_EXISTS),
+    (EngineNotFoundError, Reason.ABORTED),
 )
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -37,3 +41,8 @@ def cause_of(error: Exception) -> Cause:
         return Cause(Reason.STORE_FULL)
     logger.error("the store failed", exc_info=error)
     return Cause(Reason.STORE_FAILED, detail=type(error).__name__)
+
+
+def as_json(causes: Sequence[Cause]) -> list[dict[str, Any]]:
+    """Return causes as messages carry them."""
+    return [dict(cause.as_json()) for cause in causes]

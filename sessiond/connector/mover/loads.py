@@ -14,8 +14,30 @@ from sessiond.domain.ids import SegmentId, SessionId, TenantId
 from sessiond.domain.reasons import Cause, Reason
 from sessiond.domain.snapshot import ChunkRecord, Manifest
 from sessiond.domain.tokens import chain_digests, common_prefix_tokens, from_bytes
-from sessiond.store.segments import SegmentReader, WantedChunk
+from sessiond.store.loading import SegmentLoad, WantedChunk
+from sessiond.store.reading import DEFAULT_PACE, ReadPace
+from sessiond.store.segments import SegmentReader
 from sessiond.store.store import Store
+
+
+@dataclass(frozen=True)
+class Filling:
+    """Slots that are being filled, by chunk indexes and the loads of the segments they are in."""
+
+    parts: list[tuple[list[int], SegmentLoad]]
+
+    def work(self, on_run: Callable[[], None] | None = None) -> None:
+        """Fill until nothing is left. Several threads may work at once."""
+        for _, load in self.parts:
+            load.work(on_run)
+
+    def results(self) -> dict[int, Exception | None]:
+        """Return the error, or ``None``, by chunk index; when nobody works any more."""
+        return {
+            index: error
+            for indexes, load in self.parts
+            for index, error in zip(indexes, load.results, strict=True)
+        }
 
 
 @dataclass
@@ -36,23 +58,26 @@ class LoadPlan:
         """Leading chunks of the prompt that can be loaded."""
         return len(self.records)
 
-    def load(
-        self, items: list[list[int]], slot: Callable[[int], memoryview], bytes_digest: bytes
-    ) -> dict[int, Exception | None]:
-        """Fill slots; a slot is touched only with verified bytes. May run in several threads.
+    def begin(
+        self,
+        items: list[list[int]],
+        slot: Callable[[int], memoryview],
+        bytes_digest: bytes,
+        pace: ReadPace = DEFAULT_PACE,
+    ) -> Filling:
+        """Return the work of filling slots; a slot is touched only with verified bytes.
 
         :param items: pairs of (chunk index, slot)
-        :return: the error, or ``None``, by chunk index
         """
-        results: dict[int, Exception | None] = {}
+        parts = []
         for segment_id, part in self._by_segment(items).items():
             wanted = [
                 WantedChunk(self.records[index], self.chain[index], slot(slot_index))
                 for index, slot_index in part
             ]
-            errors = self.readers[segment_id].load(wanted, bytes_digest)
-            results.update(zip((index for index, _ in part), errors, strict=True))
-        return results
+            load = self.readers[segment_id].begin(wanted, bytes_digest, pace)
+            parts.append(([index for index, _ in part], load))
+        return Filling(parts)
 
     def stored_bytes(self, index: int) -> int:
         """Bytes on disk of one chunk."""

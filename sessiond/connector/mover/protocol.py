@@ -38,9 +38,13 @@ class Hello(Message):
     chunk_tokens: int
     chunk_bytes: int
     region_chunks: int
-    codec: str
+    codec: str  #: a codec's name, or ``auto``
+    item_bytes: int  #: size of the numbers that KV consists of
     read_threads: int
+    write_threads: int
+    memory_bytes: int  #: what the mover may take beside the region
     segment_limit_bytes: int
+    floor_bytes: int | None = None  #: of the file system, to stay free; ``None``: the default
 
 
 @dataclass(frozen=True)
@@ -239,7 +243,10 @@ def receive(sock: socket.socket) -> Message | None:
 
 
 def _parse(header: bytes, payload: bytes) -> Message:
-    fields = json.loads(header)
+    try:
+        fields = json.loads(header)
+    except RecursionError as error:
+        raise ValueError("A message's header is nested too deeply.") from error
     if not isinstance(fields, dict):
         raise ValueError("A message's header is no JSON object.")
     try:

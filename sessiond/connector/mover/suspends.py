@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeAlias
 
 from sessiond.connector.mover.protocol import Hello, OpenSuspend
-from sessiond.domain.errors import SessiondError
+from sessiond.domain.errors import EngineNotFoundError, SessiondError
 from sessiond.domain.fingerprint import FieldClass, Fingerprint
 from sessiond.domain.ids import EngineId, SegmentId, SessionId, TenantId
 from sessiond.domain.reasons import Cause
@@ -18,9 +20,12 @@ from sessiond.store.codecs import Codec
 from sessiond.store.segments import SegmentReader, SegmentWriter
 from sessiond.store.store import Store
 
+#: Chooses for a whole segment by its first chunk.
+ChooseCodec: TypeAlias = Callable[[memoryview], Codec]
+
 
 class SuspendPlan:
-    """One round of one suspend. Used by the writer thread alone.
+    """One round of one suspend. Several threads may :meth:`append` at once; nothing else.
 
     Chunks that the parent generation holds already (same tenant, fingerprint, adapter and token
     chain) are referenced, not written again; their segments stay locked until the commit.
@@ -34,6 +39,7 @@ class SuspendPlan:
         hello: Hello,
         fingerprint: Fingerprint,
         asked: OpenSuspend,
+        choose: ChooseCodec,
     ) -> None:
         self._began_s = time.monotonic()
         self._store = store
@@ -46,7 +52,10 @@ class SuspendPlan:
         self._adapter_digest = asked.adapter_digest
         self._tokens = from_bytes(asked.payload)
         self._chain = chain_digests(self._tokens, hello.chunk_tokens)
+        self._choose = choose
+        self._lock = threading.Lock()
         self._writers: list[SegmentWriter] = []
+        self._codec = Codec.RAW  # of the newest writer
         self._locked: dict[SegmentId, SegmentReader] = {}
         self._cause: Cause | None = None
         parent = self._find_parent()
@@ -59,6 +68,11 @@ class SuspendPlan:
         """Leading chunks that need not be handed over."""
         return len(self._shared)
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether nothing more will be written."""
+        return self._cause is not None
+
     def append(self, index: int, raw: memoryview) -> None:
         """Write one chunk.
 
@@ -69,7 +83,8 @@ class SuspendPlan:
             return
         size = self._hello.chunk_tokens
         position = ChunkPosition(0, index * size, (index + 1) * size, self._chain[index])
-        self._written[index] = self._writer().append(position, raw, Codec[self._codec_name()])
+        writer, codec = self._writer(raw)
+        self._written[index] = writer.append(position, raw, codec)
 
     def fail(self, cause: Cause) -> None:
         """Remember why nothing more is written; what came before it may still be committed."""
@@ -78,7 +93,10 @@ class SuspendPlan:
     def commit(self) -> tuple[dict[str, Any] | None, list[Cause]]:
         """Make segments, then the manifest, durable.
 
+        A mover can outlive its engine for a while. It commits nothing then.
+
         :return: the summary (``None`` if there is nothing new to commit) and why chunks lack
+        :raises EngineNotFoundError: the engine has ended
         :raises StoreError: nothing was committed
         :raises OSError: the same
         """
@@ -86,10 +104,12 @@ class SuspendPlan:
         causes = [self._cause] if self._cause else []
         if len(records) == len(self._shared):
             return None, causes
+        if not self._store.engine_is_live(self._hello.engine_id):
+            raise EngineNotFoundError("The engine has ended.")  # leaves not even segments
         for writer in self._writers:
             writer.finish()
         manifest = self._manifest(records)
-        self._store.commit_manifest(manifest)
+        self._store.commit_manifest(manifest, fenced=True)
         return asdict(self._summary(manifest)), causes
 
     def close(self) -> None:
@@ -121,12 +141,12 @@ class SuspendPlan:
         common = common_prefix_tokens(parent.tokens, self._tokens)
         shared: list[ChunkRecord] = []
         for record in parent.chunks:
-            if record.end_token > common or not self._lock(record):
+            if record.end_token > common or not self._keep(record):
                 break
             shared.append(record)
         return shared
 
-    def _lock(self, record: ChunkRecord) -> bool:
+    def _keep(self, record: ChunkRecord) -> bool:
         try:
             if record.segment_id not in self._locked:
                 self._locked[record.segment_id] = self._store.open_segment(record.segment_id)
@@ -134,14 +154,14 @@ class SuspendPlan:
         except (SessiondError, OSError):
             return False
 
-    def _codec_name(self) -> str:
-        return self._hello.codec.upper().replace("-", "_")
-
-    def _writer(self) -> SegmentWriter:
+    def _writer(self, raw: memoryview) -> tuple[SegmentWriter, Codec]:
+        """Return where the next chunk goes, and how; *raw* decides for a whole segment."""
         limit = self._hello.segment_limit_bytes
-        if not self._writers or self._writers[-1].size_bytes >= limit:
-            self._writers.append(self._store.new_segment(self._tenant, self._bytes_digest))
-        return self._writers[-1]
+        with self._lock:
+            if not self._writers or self._writers[-1].size_bytes >= limit:
+                self._writers.append(self._store.new_segment(self._tenant, self._bytes_digest))
+                self._codec = self._choose(raw)
+            return self._writers[-1], self._codec
 
     def _gapless(self) -> list[ChunkRecord]:
         records = list(self._shared)

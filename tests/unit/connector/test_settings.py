@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 
-from sessiond.connector.settings import CODECS, EXTRA_CONFIG_KEY, ConnectorSettings
+from sessiond.connector.settings import (
+    CODECS,
+    EXTRA_CONFIG_KEY,
+    SETTING_MEANINGS,
+    ConnectorSettings,
+)
 from sessiond.domain.errors import ConfigurationError
 from sessiond.store.codecs import Codec
 
@@ -27,10 +32,13 @@ def test_every_setting_can_be_given() -> None:
         "url": "http://here:8000",
         "codec": "raw",
         "read_threads": 3,
+        "write_threads": 2,
+        "mover_memory_bytes": 1 << 28,
         "plan_deadline_s": 1,
         "job_deadline_s": 2.5,
         "hold_deadline_s": 3.5,
         "segment_limit_bytes": 4096,
+        "free_space_floor_bytes": 0,
         "allow_weight_updates": True,
         "raise_in": ["a", "b"],
     }
@@ -38,6 +46,10 @@ def test_every_setting_can_be_given() -> None:
     assert {*given, *GIVEN} == {field.name for field in fields(ConnectorSettings)}
     expected = {**given, "raise_in": ("a", "b")}
     assert {name: getattr(settings, name) for name in given} == expected
+
+
+def test_every_setting_is_described() -> None:
+    assert list(SETTING_MEANINGS) == [field.name for field in fields(ConnectorSettings)]
 
 
 def test_paths_are_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -80,6 +92,8 @@ def test_unknown_settings_are_named() -> None:
         ("read_threads", "2"),
         ("read_threads", 2.7),
         ("read_threads", True),
+        ("write_threads", 0),
+        ("mover_memory_bytes", 0),
         ("plan_deadline_s", 0),
         ("plan_deadline_s", -1.0),
         ("plan_deadline_s", math.nan),
@@ -88,6 +102,8 @@ def test_unknown_settings_are_named() -> None:
         ("job_deadline_s", True),
         ("hold_deadline_s", None),
         ("segment_limit_bytes", 0),
+        ("free_space_floor_bytes", -1),
+        ("free_space_floor_bytes", None),
         ("allow_weight_updates", "no"),
         ("allow_weight_updates", 1),
         ("raise_in", "SnapshotTier.lookup"),

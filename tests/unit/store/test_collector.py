@@ -90,6 +90,17 @@ def test_a_segment_that_somebody_reads_or_writes_is_busy(store: Store) -> None:
     assert store.collect().segments_removed == 1
 
 
+def test_a_frame_whose_note_finds_no_room_is_not_punched(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = write_snapshot(store, SnapshotPlan())
+    cut_manifest(store, manifest, 2)
+    monkeypatch.setattr("sessiond.store.notes.MAX_NOTES_BYTES", 1)
+    report = store.collect()
+    assert (report.frames_freed, report.bytes_freed) == (0, 0)
+    assert store.verify().is_clean
+
+
 def test_dead_frames_are_punched_and_the_others_stay(store: Store) -> None:
     plan = SnapshotPlan(chunks=6, chunk_bytes=256 * 1024)
     manifest = write_snapshot(store, plan)

@@ -18,9 +18,9 @@ import pytest
 from sessiond.domain.engines import EngineInfo
 from sessiond.domain.heads import Branch, Head, TurnSplit
 from sessiond.domain.ids import EngineId
+from sessiond.store.findings import VerifyOptions
 from sessiond.store.sessions import SessionRecord
 from sessiond.store.store import Store
-from sessiond.store.verify import VerifyOptions
 from sessiond.testing.files import Crash, CrashingOps, count_steps, flip_byte
 from sessiond.testing.snapshots import (
     SESSION,

@@ -20,10 +20,10 @@ from sessiond.domain.errors import (
     StoreError,
     StoreKeyError,
 )
+from sessiond.store.findings import VerifyOptions
 from sessiond.store.inspect import describe
 from sessiond.store.sessions import SessionRecord
 from sessiond.store.store import Store
-from sessiond.store.verify import VerifyOptions
 from sessiond.testing.files import flip_byte
 from sessiond.testing.snapshots import (
     SESSION,

@@ -18,7 +18,7 @@ from sessiond.domain.errors import (
 from sessiond.domain.keys import KeyRing
 from sessiond.domain.snapshot import Manifest
 from sessiond.domain.tokens import chain_digests
-from sessiond.store.segments import WantedChunk
+from sessiond.store.loading import WantedChunk
 from sessiond.store.sessions import SessionRecord
 from sessiond.store.store import Store
 from sessiond.testing.files import FaultyOps

@@ -19,7 +19,7 @@ from sessiond.domain.ids import SegmentId
 from sessiond.domain.tokens import chain_digests
 from sessiond.store.codecs import Codec
 from sessiond.store.format import ALIGNMENT_BYTES
-from sessiond.store.segments import WantedChunk
+from sessiond.store.loading import WantedChunk
 from sessiond.store.store import Store
 from sessiond.testing.files import FaultyOps, flip_byte
 from sessiond.testing.snapshots import (
@@ -316,8 +316,8 @@ def test_a_full_disk_fails_the_chunk_and_the_rest_can_be_finished(
     ("call", "error_number", "expected"),
     [
         ("create", errno.ENOSPC, StoreFullError),
-        ("allocate", errno.ENOSPC, StoreFullError),
-        ("allocate", errno.EDQUOT, StoreFullError),
+        ("pwrite", errno.ENOSPC, StoreFullError),
+        ("pwrite", errno.EDQUOT, StoreFullError),
         ("sync", errno.EIO, StoreError),
         ("link", errno.EIO, StoreError),
         ("pwrite", errno.EIO, StoreError),
@@ -333,13 +333,6 @@ def test_a_failing_disk_leaves_no_file(
     assert [path for path in (store.root / "segments").rglob("*") if path.is_file()] == []
     assert list((store.root / "tmp").iterdir()) == []
     write_snapshot(store)  # and the store works on
-
-
-def test_a_file_system_without_preallocation_will_do(faulty: tuple[Store, FaultyOps]) -> None:
-    store, ops = faulty
-    ops.fail("allocate", errno.EOPNOTSUPP, times=99)
-    plan = SnapshotPlan()
-    assert load_snapshot(store, write_snapshot(store, plan)) == expected_bytes(plan)
 
 
 def test_an_empty_chunk_is_refused(store: Store) -> None:

@@ -331,6 +331,17 @@ class TestDeletion:
         assert store.delete_session(TENANT, SESSION).manifests == 1
         assert store.collect().segments_removed == 1
 
+    def test_deleting_a_session_with_a_damaged_record_leaves_a_tombstone(
+        self, store: Store
+    ) -> None:
+        store.write_session(A_RECORD)
+        flip_byte(session_folder(store) / "session.json", 10)
+        store.delete_session(TENANT, SESSION)
+        mark = store.read_session(TENANT, SESSION)
+        assert mark is not None
+        assert mark.is_tombstone
+        assert store.verify().is_clean
+
     def test_old_tombstones_are_forgotten(self, store: Store) -> None:
         store.write_session(replace(A_RECORD, session=SessionId("alive")))
         write_snapshot(store)

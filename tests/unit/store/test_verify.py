@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sessiond.domain.ids import SegmentId, SessionId, TenantId
+from sessiond.store.findings import VerifyOptions
 from sessiond.store.sessions import SessionRecord
 from sessiond.store.store import Store
-from sessiond.store.verify import VerifyOptions
 from sessiond.testing.files import flip_byte
 from sessiond.testing.snapshots import (
     SESSION,
@@ -18,6 +18,7 @@ from sessiond.testing.snapshots import (
     a_key_ring,
     expected_bytes,
     load_snapshot,
+    manifest_of_plan,
     write_snapshot,
 )
 
@@ -54,7 +55,7 @@ def test_a_whole_store_is_clean(store: Store) -> None:
     store.write_session(SessionRecord(TENANT, SESSION, 1.0, 1.0))
     report = store.verify()
     assert report.is_clean
-    assert (report.manifests, report.segments, report.chunks) == (3, 3, 13)
+    assert (report.snapshots, report.segments, report.chunks) == (3, 3, 13)
     assert report.raw_bytes == 13 * len(SnapshotPlan().raw(SnapshotPlan().positions()[0]))
 
 
@@ -62,7 +63,7 @@ def test_one_tenant_and_a_sample(store: Store) -> None:
     write_snapshot(store, SnapshotPlan(chunks=30))
     write_snapshot(store, SnapshotPlan(tenant=TenantId("umbrella")))
     report = store.verify(VerifyOptions(tenant=TENANT, sample=0.5, seed=1))
-    assert (report.manifests, report.segments) == (1, 1)
+    assert (report.snapshots, report.segments) == (1, 1)
     assert report.chunks + report.chunks_skipped == 30
     assert 5 < report.chunks < 25
 
@@ -170,3 +171,44 @@ def test_an_unreferenced_broken_segment_is_found(store: Store) -> None:
     assert fault.what == "segment"
     assert len(quarantined(store)) == 2
     assert store.verify().is_clean
+
+
+def test_a_snapshot_that_goes_while_it_is_verified_is_no_damage(store: Store) -> None:
+    """Its frames are freed at once where another snapshot keeps the segment alive."""
+    first = write_snapshot(store, SnapshotPlan(chunks=4))
+    fork = SnapshotPlan(chunks=2, session=SessionId("fork"))
+    store.commit_manifest(manifest_of_plan(fork, list(first.chunks[:2])))
+    folder = manifest_path(store, first).parent.relative_to(store.root).parts
+    run = store.verification(VerifyOptions(note_bad=True))
+    steps = run.session(folder)
+    next(steps)
+    store.delete_snapshot(TENANT, SESSION, 1)
+    assert store.collect().frames_freed == 2
+    assert list(steps)
+    assert (run.report.chunks, run.report.faults) == (4, [])
+
+
+def test_a_manifest_and_a_record_in_the_wrong_place_are_found(store: Store) -> None:
+    other = SessionId("s-2")
+    for session in (SESSION, other):
+        store.write_session(SessionRecord(TENANT, session, 1.0, 1.0))
+        write_snapshot(store, SnapshotPlan(session=session))
+    names = store.keys.tenant_name(TENANT), store.keys.session_name(TENANT, other)
+    theirs = store.root.joinpath("sessions", *names)
+    ours = manifest_path(store, store.read_manifest(TENANT, SESSION, 1)).parent
+    for name in ("1.manifest", "session.json"):
+        (ours / name).write_bytes((theirs / name).read_bytes())
+    report = store.verify(REPAIR)
+    assert sorted(fault.what for fault in report.faults) == ["manifest", "session"]
+    assert (ours / "session.json").exists()
+
+
+def test_a_chunk_of_two_sessions_is_read_once_and_told_of_both(store: Store) -> None:
+    first = write_snapshot(store)
+    fork = SnapshotPlan(session=SessionId("fork"), generation=2)
+    write_snapshot(store, fork, parent=first)
+    bad = first.chunks[0]
+    flip_byte(segment_path(store, bad.segment_id), bad.offset_bytes)
+    report = store.verify()
+    assert report.chunks == 3
+    assert {fault.owner.session for fault in report.faults} == {SESSION, "fork"}

@@ -8,6 +8,7 @@ import pytest
 from sessiond.connector.mover.failures import cause_of
 from sessiond.domain.errors import (
     ConfigurationError,
+    EngineNotFoundError,
     GenerationExistsError,
     SessionNotFoundError,
     SnapshotNotFoundError,
@@ -32,6 +33,7 @@ from sessiond.domain.reasons import Cause, Reason
         (SnapshotNotFoundError(), Reason.SNAPSHOT_MISSING),
         (SessionNotFoundError(), Reason.SESSION_DELETED),
         (GenerationExistsError(), Reason.GENERATION_EXISTS),
+        (EngineNotFoundError(), Reason.ABORTED),
     ],
     ids=repr,
 )

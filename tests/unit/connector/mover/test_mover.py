@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import errno
+import random
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +11,18 @@ import pytest
 
 from sessiond.connector.mover import protocol
 from sessiond.connector.mover.loads import open_load
+from sessiond.connector.mover.meter import MeteredOps
 from sessiond.domain.errors import StoreError
 from sessiond.domain.fingerprint import Fingerprint
 from sessiond.domain.ids import SessionId
 from sessiond.domain.reasons import Reason
 from sessiond.domain.tokens import to_bytes, token_ids
+from sessiond.store.codecs import Codec
 from sessiond.store.store import Store
-from sessiond.testing.files import FaultyOps, flip_byte
+from sessiond.testing.files import FaultyOps, SteppedOps, flip_byte
 from sessiond.testing.mover_rig import MoverRig, make_hello
 from sessiond.testing.snapshots import (
+    CHUNK_BYTES,
     CHUNK_TOKENS,
     TENANT,
     a_fingerprint,
@@ -227,10 +232,15 @@ def test_a_plan_closed_while_a_load_runs_is_released_by_the_load(local: MoverRig
     plan.hold()
     plan.let_go()  # closed
     out = bytearray(local.hello.chunk_bytes)
-    digest = local.local._bytes_digest
-    assert plan.load([[0, 0]], lambda _: memoryview(out), digest) == {0: None}
+
+    def load() -> dict[int, Exception | None]:
+        filling = plan.begin([[0, 0]], lambda _: memoryview(out), local.local._bytes_digest)
+        filling.work()
+        return filling.results()
+
+    assert load() == {0: None}
     plan.let_go()  # the load has ended
-    (error,) = plan.load([[0, 0]], lambda _: memoryview(out), digest).values()
+    (error,) = load().values()
     assert isinstance(error, StoreError)
 
 
@@ -349,6 +359,137 @@ def test_a_long_suspend_is_split_into_segments(tmp_path: Path) -> None:
     rig.close()
 
 
+def test_several_threads_write_one_segment_nearly_in_order(tmp_path: Path) -> None:
+    hello = replace(make_hello(tmp_path), write_threads=4)
+    rig = MoverRig(tmp_path, hello, in_process=True)
+    head = some_tokens(20 * CHUNK_TOKENS)
+    rig.suspend("s", head)
+    (segments,) = [list((rig.store.root / "segments").rglob("*.seg"))]
+    chunks = rig.store.read_manifest(TENANT, SessionId("s"), 1).chunks
+    by_place = sorted(range(20), key=lambda index: chunks[index].offset_bytes)
+    assert len(segments) == 1
+    assert all(abs(index - place) < 20 - 4 for place, index in enumerate(by_place))
+    opened = rig.open_load("s", head)
+    assert rig.load(opened.plan_id, [(chunk, 19 - chunk) for chunk in range(20)]).failed == []
+    assert [rig.slot(19 - chunk) for chunk in range(20)] == [bf16_bytes(n) for n in range(20)]
+    rig.close()
+
+
+def test_writers_pause_while_a_read_waits(local: MoverRig) -> None:
+    """And the answers of one suspend keep their order all the same."""
+    opened = local.open_suspend("s", HEAD)
+    gate = local.local._gate
+    gate.enter()
+    began_s = time.monotonic()
+    local.send(protocol.Store(50, opened.plan_id, [[0, 0], [1, 1]]))
+    local.send(protocol.Store(51, opened.plan_id, [[2, 2]]))
+    local.send(protocol.FinishSuspend(opened.plan_id, commit=True))
+    assert local.wait_for(protocol.StoreDone).job_id == 50
+    assert time.monotonic() - began_s > 0.15  # the longest pause: writes do not starve
+    gate.leave()
+    assert local.wait_for(protocol.StoreDone).job_id == 51
+    finished = local.wait_for(protocol.SuspendFinished)
+    assert finished.snapshot is not None
+    assert finished.snapshot["chunks"] == 3
+
+
+class SlowDisk(MeteredOps):
+    """A disk on which every byte that is saved counts."""
+
+    def read_bytes_s(self, assumed: float) -> float:
+        return assumed / 1000
+
+    def write_bytes_s(self, assumed: float) -> float:
+        return assumed / 1000
+
+
+@pytest.mark.parametrize(
+    ("item_bytes", "raw", "codec"),
+    [
+        (2, bf16_bytes(3, CHUNK_BYTES), Codec.PLANAR_ZSTD),
+        (2, random.Random(1).randbytes(CHUNK_BYTES), Codec.RAW),
+        (1, random.Random(1).randbytes(CHUNK_BYTES), Codec.RAW),
+        (1, bytes(CHUNK_BYTES), Codec.ZSTD),
+    ],
+    ids=["bf16", "16-bit noise", "8-bit noise", "8-bit zeros"],
+)
+def test_the_codec_is_chosen_for_a_segment_by_its_bytes(
+    tmp_path: Path, item_bytes: int, raw: bytes, codec: Codec
+) -> None:
+    hello = replace(make_hello(tmp_path), codec="auto", item_bytes=item_bytes)
+    rig = MoverRig(tmp_path, hello, in_process=True)
+    rig.local._ops = SlowDisk()
+    opened = rig.open_suspend("s", HEAD)
+    for slot in range(3):
+        rig.region[slot * CHUNK_BYTES : (slot + 1) * CHUNK_BYTES] = raw
+    rig.store_chunks(opened.plan_id, [(chunk, chunk) for chunk in range(3)])
+    rig.finish_suspend(opened.plan_id)
+    chunks = rig.store.read_manifest(TENANT, SessionId("s"), 1).chunks
+    assert {chunk.codec for chunk in chunks} == {codec}
+    rig.close()
+
+
+@pytest.mark.parametrize("pin", [Codec.RAW, Codec.ZSTD])
+def test_a_codec_can_be_pinned(tmp_path: Path, pin: Codec) -> None:
+    hello = replace(make_hello(tmp_path), codec=pin.name.lower())
+    rig = MoverRig(tmp_path, hello, in_process=True)
+    rig.suspend("s", HEAD)
+    chunks = rig.store.read_manifest(TENANT, SessionId("s"), 1).chunks
+    assert {chunk.codec for chunk in chunks} == {pin}
+    rig.close()
+
+
+# The engine is gone
+
+
+class EngineEnds(SteppedOps):
+    """Lets the engine end before a call that concerns a name."""
+
+    def __init__(self, rig: MoverRig, call: str, name_part: str) -> None:
+        self._rig, self._moment = rig, (call, name_part)
+
+    def before(self, call: str, name: str) -> None:
+        if call == self._moment[0] and self._moment[1] in name:
+            self._rig.engine.close()
+
+
+@pytest.mark.parametrize(
+    ("call", "name_part"),
+    [("link", ".seg"), ("sync", "")],
+    ids=["when the segment is finished", "when bytes are synced"],
+)
+def test_what_is_committed_while_the_engine_ends_is_discarded(
+    local: MoverRig, call: str, name_part: str
+) -> None:
+    local.local._store = Store.open(
+        local.store.root, a_key_ring(), ops=EngineEnds(local, call, name_part)
+    )
+    finished = local.suspend("s", HEAD)
+    assert (finished.snapshot, reasons(finished.causes)) == (None, ["aborted"])
+    assert local.store.generations(TENANT, SessionId("s")) == []
+    local.store.collect()
+    assert list((local.store.root / "segments").rglob("*.seg")) == []
+
+
+def test_a_snapshot_whose_engine_ends_at_the_very_link_stays(local: MoverRig) -> None:
+    local.local._store = Store.open(
+        local.store.root, a_key_ring(), ops=EngineEnds(local, "link", "1.manifest")
+    )
+    assert local.suspend("s", HEAD).snapshot is not None
+    assert local.store.generations(TENANT, SessionId("s")) == [1]
+    assert local.store.verify().is_clean
+
+
+def test_a_mover_whose_engine_has_ended_writes_not_even_a_segment(local: MoverRig) -> None:
+    opened = local.open_suspend("s", HEAD)
+    local.store_chunks(opened.plan_id, [(0, 0)])
+    local.engine.close()
+    finished = local.finish_suspend(opened.plan_id)
+    assert (finished.snapshot, reasons(finished.causes)) == (None, ["aborted"])
+    assert list((local.store.root / "segments").rglob("*.seg")) == []
+    assert list((local.store.root / "tmp").iterdir()) == []
+
+
 # The disk is full, or fails
 
 
@@ -364,7 +505,7 @@ def test_a_full_disk_fails_the_job_and_keeps_what_came_before(local: MoverRig) -
 
 
 def test_a_disk_that_is_full_at_once_commits_nothing(local: MoverRig) -> None:
-    leave_no_room(local).fail("allocate", errno.ENOSPC, times=99)
+    leave_no_room(local).fail("pwrite", errno.ENOSPC, times=99)
     opened = local.open_suspend("s", HEAD)
     assert reasons(local.store_chunks(opened.plan_id, [(0, 0)]).causes) == ["store_full"]
     finished = local.finish_suspend(opened.plan_id)

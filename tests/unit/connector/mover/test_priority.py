@@ -1,18 +1,10 @@
 from __future__ import annotations
 
-import os
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from sessiond.connector.mover.priority import ReadGate, lower_this_thread
-
-
-def in_a_thread(action: Callable[[], int]) -> int:
-    """Run in a thread that ends with it: a thread's priority cannot be raised again."""
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(action).result()
+from sessiond.connector.mover.priority import ReadGate
 
 
 def test_without_reads_writers_do_not_wait() -> None:
@@ -44,27 +36,3 @@ def test_a_writer_does_not_wait_for_ever() -> None:
     gate.enter()
     gate.wait_until_idle(longest_s=0.01)
     gate.leave()
-
-
-def test_a_lowered_thread_is_nicer() -> None:
-    def nice() -> int:
-        lower_this_thread()
-        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-
-    assert in_a_thread(nice) == max(10, os.getpriority(os.PRIO_PROCESS, 0))
-
-
-def test_a_thread_that_is_nicer_already_stays_so() -> None:
-    def nice() -> int:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 15)
-        lower_this_thread()
-        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-
-    assert in_a_thread(nice) == 15
-
-
-def test_other_threads_are_not_touched() -> None:
-    before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(lower_this_thread).result()
-    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before

@@ -17,8 +17,9 @@ import pytest
 from sessiond.connector.mover import protocol
 from sessiond.connector.mover.client import MoverClient
 from sessiond.connector.moverwatch import JobDone, MoverWatch
+from sessiond.domain.ids import SessionId
 from sessiond.testing.mover_rig import MoverRig, make_hello
-from sessiond.testing.snapshots import CHUNK_TOKENS, some_tokens
+from sessiond.testing.snapshots import CHUNK_TOKENS, TENANT, some_tokens
 
 HEAD = some_tokens(2 * CHUNK_TOKENS + 1)
 _PARENT = """
@@ -151,6 +152,24 @@ def test_a_message_that_it_cannot_handle_ends_it(tmp_path: Path, message: protoc
         until(lambda: not client.is_connected(), "it goes on")
         until(client.is_gone, "it does not end")
         assert client._process.returncode == 70
+
+
+@pytest.mark.parametrize("engine_ends", [True, False])
+def test_a_mover_that_wakes_up_late_commits_only_for_a_living_engine(
+    tmp_path: Path, *, engine_ends: bool
+) -> None:
+    with real(tmp_path) as (rig, client):
+        opened = rig.open_suspend("s", HEAD)
+        rig.fill(0, seed=0)
+        rig.store_chunks(opened.plan_id, [(0, 0)])
+        os.kill(client.pid, signal.SIGSTOP)
+        rig.send(protocol.FinishSuspend(opened.plan_id, commit=True))
+        if engine_ends:
+            rig.engine.close()
+        os.kill(client.pid, signal.SIGCONT)
+        finished = rig.wait_for(protocol.SuspendFinished)
+        assert (finished.snapshot is None) == engine_ends
+        assert rig.store.generations(TENANT, SessionId("s")) == ([] if engine_ends else [1])
 
 
 def test_without_its_key_file_it_ends(tmp_path: Path) -> None:

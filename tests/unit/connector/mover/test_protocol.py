@@ -21,6 +21,7 @@ JSON_OBJECTS = st.dictionaries(TEXTS, st.none() | NUMBERS | TEXTS | st.lists(NUM
 BY_TYPE: dict[str, st.SearchStrategy[Any]] = {
     "str": TEXTS,
     "int": NUMBERS,
+    "int | None": st.none() | NUMBERS,
     "float": st.floats(allow_nan=False, allow_infinity=False),
     "bool": st.booleans(),
     "bytes": st.binary(max_size=500),

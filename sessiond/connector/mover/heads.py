@@ -1,0 +1,42 @@
+"""Heads as messages describe them."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+from sessiond.connector.mover import protocol
+from sessiond.domain.heads import Branch, Head, TurnSplit
+from sessiond.domain.tokens import TOKEN_BYTES, from_bytes
+
+
+def head_of(message: protocol.WriteHead, engine_id: str) -> Head:
+    """Return the head that a message describes."""
+    return Head(
+        tenant=message.tenant,
+        session=message.session,
+        engine_id=engine_id,
+        sequence=message.sequence,
+        turns_in_flight=message.turns_in_flight,
+        updated_unix_s=message.updated_unix_s,
+        branches=_branches(message.branches, memoryview(message.payload)),
+    )
+
+
+def _branches(described: list[dict[str, Any]], payload: memoryview) -> tuple[Branch, ...]:
+    branches = []
+    start = 0
+    for branch in described:
+        end = start + branch["tokens"] * TOKEN_BYTES
+        tokens: array[int] = from_bytes(payload[start:end])
+        start = end
+        branches.append(
+            Branch(
+                tokens=tokens,
+                adapter_digest=branch["adapter_digest"],
+                cache_salt_hash=branch["cache_salt_hash"],
+                updated_unix_s=branch["updated_unix_s"],
+                split=TurnSplit(**branch["split"]),
+            )
+        )
+    return tuple(branches)

@@ -1,0 +1,126 @@
+"""Loading chunks of one segment: read, decode, verify, and only then copy."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from sessiond.domain.errors import StoreCorruptError, StoreError
+from sessiond.domain.snapshot import ChunkRecord
+from sessiond.store.buffers import Scratch
+from sessiond.store.checksums import ChunkPosition, chunk_checksum
+from sessiond.store.codecs import Codec, thread_coder
+from sessiond.store.fileio import FileOps, store_error
+from sessiond.store.format import align_up
+from sessiond.store.readahead import ReadRun, read_runs
+from sessiond.store.reading import Frame, ReadPace, Run, plan_runs, read_blocks
+
+if TYPE_CHECKING:
+    from sessiond.store.format import SegmentHeader
+
+
+@dataclass(frozen=True)
+class WantedChunk:
+    """One chunk to load."""
+
+    record: ChunkRecord
+    chain_digest: bytes  #: of the tokens that the caller wants the chunk for
+    out: memoryview  #: writable, contiguous, ``record.raw_bytes`` long
+
+
+@dataclass(frozen=True)
+class OpenFile:
+    """The segment that is read."""
+
+    ops: FileOps
+    fd: int
+    header: SegmentHeader
+    on_bad: Callable[[int, str], None]  #: is told the offset of each damaged chunk, and why
+
+
+class SegmentLoad:
+    """A load that several threads may :meth:`work` on at once.
+
+    They take one run of frames after the other, so the file is read in its order, however many
+    they are: with a stream for each of them the device is slower.
+
+    :param results: why a chunk is not loaded, or ``None``; completed by the work
+    """
+
+    def __init__(
+        self,
+        file: OpenFile,
+        wanted: Sequence[WantedChunk],
+        results: list[StoreError | None],
+        pace: ReadPace,
+    ) -> None:
+        self._file = file
+        self._wanted = wanted
+        # Reading ahead pays only where there is much work to overlap reads with.
+        self._ahead = pace.ahead and any(one.record.codec != Codec.RAW for one in wanted)
+        self.results = results
+        frames = [
+            Frame(place, chunk.record.offset_bytes, chunk.record.stored_bytes)
+            for place, chunk in enumerate(wanted)
+            if results[place] is None
+        ]
+        # An iterator over a list may be shared by threads.
+        self._runs: Iterator[Run] = iter(plan_runs(frames, pace.run_bytes))
+
+    def work(self, on_run: Callable[[], None] | None = None) -> None:
+        """Load until nothing is left that another thread does not work on.
+
+        :param on_run: called after each run of frames
+        """
+        reading = read_runs(self._file.ops, self._file.fd, self._runs, ahead=self._ahead)
+        with contextlib.closing(reading) as read:
+            for one in read:
+                self._load_run(one)
+                if on_run is not None:
+                    on_run()
+
+    def _load_run(self, read: ReadRun) -> None:
+        again = []
+        for frame in read.run.frames:
+            if isinstance(read.data, Exception):  # one bad block must not cost its neighbours
+                again.append(frame)
+                continue
+            start = frame.offset_bytes - read.run.offset_bytes
+            try:
+                self._deliver(frame, read.data[start : start + frame.stored_bytes])
+            except StoreCorruptError:
+                again.append(frame)
+        # Last, because it needs the run's memory.
+        for frame in again:
+            self.results[frame.place] = self._load_again(frame, read.buffer)
+
+    def _load_again(self, frame: Frame, buffer: Scratch) -> StoreError | None:
+        file = self._file
+        try:
+            size_bytes = align_up(frame.stored_bytes)
+            data = read_blocks(file.ops, file.fd, buffer, frame.offset_bytes, size_bytes)
+            self._deliver(frame, data[: frame.stored_bytes])
+        except OSError as error:
+            return store_error("Reading a chunk", error)
+        except StoreCorruptError as error:
+            file.on_bad(frame.offset_bytes, error.message)
+            return error
+        return None
+
+    def _deliver(self, frame: Frame, payload: npt.NDArray[np.uint8]) -> None:
+        """Decode and verify; only then copy."""
+        chunk = self._wanted[frame.place]
+        record = chunk.record
+        decoded = thread_coder().decode(record.codec, payload, record.raw_bytes)
+        position = ChunkPosition(
+            record.group, record.start_token, record.end_token, chunk.chain_digest
+        )
+        found = chunk_checksum(position, self._file.header.bytes_digest, decoded.pieces())
+        if found != record.checksum:
+            raise StoreCorruptError("A chunk's checksum is wrong.")
+        decoded.copy_to(np.frombuffer(chunk.out, np.uint8))
