@@ -27,7 +27,7 @@ class ExitStatus(IntEnum):
 
 MEANINGS: Final[Mapping[ExitStatus, str]] = {
     ExitStatus.OK: "The command did what it was asked for.",
-    ExitStatus.INTERNAL: "An error inside sessionctl or the daemon.",
+    ExitStatus.INTERNAL: "An error inside sessionctl or the daemon; 'store verify': damage found.",
     ExitStatus.USAGE: "The command line is not valid; nothing was done.",
     ExitStatus.NOT_FOUND: "There is no such session, snapshot, operation or engine.",
     ExitStatus.CONFLICT: "The session's state does not allow it now.",
@@ -44,6 +44,7 @@ INTERRUPTED_CODE: Final = "interrupted"
 DAEMON_UNREACHABLE_CODE: Final = "daemon_unreachable"
 NOT_SESSIOND_CODE: Final = "not_sessiond"
 PURGE_INCOMPLETE_CODE: Final = "purge_incomplete"
+DAMAGE_FOUND_CODE: Final = "damage_found"
 
 #: The exit status of every error code; a test proves that none is missing.
 STATUS: Final[Mapping[str, ExitStatus]] = {
@@ -83,11 +84,13 @@ STATUS: Final[Mapping[str, ExitStatus]] = {
     "snapshot_corrupt": ExitStatus.STORE,
     "store_key": ExitStatus.STORE,
     "store_full": ExitStatus.STORE,
+    "quota_exceeded": ExitStatus.STORE,
     USAGE_CODE: ExitStatus.USAGE,
     INTERRUPTED_CODE: ExitStatus.INTERRUPTED,
     DAEMON_UNREACHABLE_CODE: ExitStatus.UNAVAILABLE,
     NOT_SESSIOND_CODE: ExitStatus.UNAVAILABLE,
     PURGE_INCOMPLETE_CODE: ExitStatus.CONFLICT,
+    DAMAGE_FOUND_CODE: ExitStatus.INTERNAL,
 }
 
 # For codes of a newer daemon: its HTTP status tells what kind of error it is.

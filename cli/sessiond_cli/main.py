@@ -14,6 +14,7 @@ from sessiond_cli.commands.purge import purge
 from sessiond_cli.commands.resume import resume
 from sessiond_cli.commands.show import show_session
 from sessiond_cli.commands.store_inspect import inspect
+from sessiond_cli.commands.store_verify import verify
 from sessiond_cli.commands.suspend import suspend
 from sessiond_cli.exits import exit_status_block
 from sessiond_cli.failures import run_reported
@@ -64,6 +65,7 @@ app.command("resume", epilog=EPILOG)(resume)
 app.command("purge", epilog=EPILOG)(purge)
 app.add_typer(_store, name="store")
 _store.command("inspect", epilog=EPILOG)(inspect)
+_store.command("verify", epilog=EPILOG)(verify)
 
 
 def _print_version(wanted: bool) -> None:  # noqa: FBT001 - called by Typer
@@ -87,7 +89,7 @@ def _options(
 
 @_store.callback()
 def _store_options() -> None:
-    """Make 'store' a group although it has one command."""
+    """Hold the options that come before a command of the store."""
 
 
 def main() -> None:

@@ -35,14 +35,14 @@ class Output:
             render(console(stderr=False))
 
     @contextmanager
-    def working(self, what: str) -> Iterator[None]:
-        """Show on a terminal's stderr that something lasts."""
+    def working(self, what: str) -> Iterator[Callable[[str], None]]:
+        """Show on a terminal's stderr that something lasts; yields what changes the words."""
         screen = console(stderr=True)
         if self.as_json or not screen.is_terminal:
-            yield
+            yield lambda _: None
             return
-        with screen.status(what):
-            yield
+        with screen.status(what) as status:
+            yield lambda words: status.update(text(words))
 
 
 def console(*, stderr: bool) -> Console:

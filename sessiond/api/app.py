@@ -14,6 +14,7 @@ from sessiond.api.metrics import Metrics
 from sessiond.api.models_upkeep import ProblemOut
 from sessiond.api.others import admin_router, engines_router, health_router, operations_router
 from sessiond.api.sessions import sessions_router
+from sessiond.api.verify import verify_router
 from sessiond.domain.ids import TenantId
 from sessiond.service.services import Services
 
@@ -58,6 +59,7 @@ def create_app(
     app.include_router(operations_router(services))
     app.include_router(engines_router(services))
     app.include_router(admin_router(services))
+    app.include_router(verify_router(services, policy.operation_wait_s))
     app.include_router(health_router(services, metrics))
     problems.install(app)
     # The last one added is the first one passed.

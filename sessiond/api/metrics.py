@@ -1,10 +1,12 @@
 """What operations did, for Prometheus."""
 
+from collections.abc import Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from sessiond.domain.retention import RemovalCause
 from sessiond.domain.session import OperationKind
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
@@ -35,11 +37,70 @@ class Metrics:
             registry=self._registry,
         )
 
+        self._removed = Counter(
+            "sessiond_snapshot_removals",
+            "Sessions that lost snapshots to retention, by cause.",
+            ("cause",),
+            registry=self._registry,
+        )
+        self._removed_bytes = Counter(
+            "sessiond_snapshot_removed_bytes",
+            "Bytes on disk that these removals freed, by cause.",
+            ("cause",),
+            registry=self._registry,
+        )
+        self._unread = Counter(
+            "sessiond_snapshot_unread_removals",
+            "Of these removals, those of snapshots that were never seen to be loaded.",
+            ("cause",),
+            registry=self._registry,
+        )
+        self._store_bytes = Gauge(
+            "sessiond_store_bytes",
+            "What the store takes of its disk, by kind of file, at the last measurement.",
+            ("kind",),
+            registry=self._registry,
+        )
+        self._free_bytes = Gauge(
+            "sessiond_store_free_bytes",
+            "Free bytes of the store's file system, at the last measurement.",
+            registry=self._registry,
+        )
+
+        self._verified_bytes = Counter(
+            "sessiond_verified_bytes",
+            "Bytes of segments that the scrub and verifications have read.",
+            registry=self._registry,
+        )
+        self._damaged = Counter(
+            "sessiond_damage_found",
+            "Damaged files and chunks that they found, each as often as it was found.",
+            registry=self._registry,
+        )
+
     def ended(self, kind: OperationKind, outcome: str, reason: str, seconds: float) -> None:
         """Count one operation."""
         self._operations.labels(kind.value, outcome, reason).inc()
         if outcome != "failed":
             self._seconds.labels(kind.value).observe(seconds)
+
+    def removed(self, cause: RemovalCause, size_bytes: int, *, unread: bool) -> None:
+        """Count one session's snapshots that are gone."""
+        self._removed.labels(cause.value).inc()
+        self._removed_bytes.labels(cause.value).inc(size_bytes)
+        if unread:
+            self._unread.labels(cause.value).inc()
+
+    def measured(self, by_kind: Mapping[str, int], free_bytes: int) -> None:
+        """Show what the store takes of its disk."""
+        for kind, size_bytes in by_kind.items():
+            self._store_bytes.labels(kind).set(size_bytes)
+        self._free_bytes.set(free_bytes)
+
+    def verified(self, stored_bytes: int, damaged: int) -> None:
+        """Count what verifications have read."""
+        self._verified_bytes.inc(stored_bytes)
+        self._damaged.inc(damaged)
 
     def exposition(self, live_engines: int) -> bytes:
         """Return all metrics in Prometheus' text form."""

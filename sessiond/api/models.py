@@ -12,6 +12,9 @@ from sessiond.service.catalogue import Changes, View, ViewPage
 
 #: A year; longer means never, and ``pinned`` says that better.
 _MAX_IDLE_TIMEOUT_S = 31_536_000
+_PINNED = (
+    "Whether sweeps leave the session alone, and its snapshots are never removed by themselves."
+)
 
 IdleTimeout = Annotated[
     float | None,
@@ -22,6 +25,19 @@ IdleTimeout = Annotated[
         description="Seconds without a token after which the session is suspended; "
         "null means the configured default.",
         examples=[600],
+    ),
+]
+
+
+Ttl = Annotated[
+    float | None,
+    Field(
+        ge=0,
+        le=_MAX_IDLE_TIMEOUT_S,
+        allow_inf_nan=False,
+        description="Seconds without use after which the session's snapshots are removed; 0 means "
+        "never, null the configured default. The session itself stays.",
+        examples=[86400],
     ),
 ]
 
@@ -54,20 +70,24 @@ class SessionIn(Strict):
         examples=["smollm2-135m"],
     )
     idle_timeout_s: IdleTimeout = None
-    pinned: bool = Field(default=False, description="Whether sweeps leave the session alone.")
+    ttl_s: Ttl = None
+    pinned: bool = Field(default=False, description=_PINNED)
 
 
 class SessionPatch(Strict):
     """What to change; a field that is left out stays as it is."""
 
     idle_timeout_s: IdleTimeout = None
-    pinned: bool = Field(default=False, description="Whether sweeps leave the session alone.")
+    ttl_s: Ttl = None
+    pinned: bool = Field(default=False, description=_PINNED)
 
     def changes(self) -> Changes:
         """Translate: null is a value of its own, not "left out"."""
         changes = Changes()
         if "idle_timeout_s" in self.model_fields_set:
             changes["idle_timeout_s"] = self.idle_timeout_s
+        if "ttl_s" in self.model_fields_set:
+            changes["ttl_s"] = self.ttl_s
         if "pinned" in self.model_fields_set:
             changes["pinned"] = self.pinned
         return changes
@@ -136,6 +156,7 @@ class SessionOut(Answer):
     created_unix_s: float
     updated_unix_s: float
     idle_timeout_s: float | None
+    ttl_s: float | None
     pinned: bool
     snapshot: SnapshotOut | None = Field(description="The newest one.")
     presence: PresenceOut | None = Field(description="Null if no live engine knows the session.")
@@ -156,6 +177,7 @@ class SessionOut(Answer):
             created_unix_s=session.created_unix_s,
             updated_unix_s=session.updated_unix_s,
             idle_timeout_s=session.idle_timeout_s,
+            ttl_s=session.ttl_s,
             pinned=session.pinned,
             snapshot=SnapshotOut.model_validate(session.snapshot) if session.snapshot else None,
             presence=PresenceOut.model_validate(view.presence) if view.presence else None,

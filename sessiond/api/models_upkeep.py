@@ -14,6 +14,26 @@ class SweepOut(Answer):
     failed: int
 
 
+class GcOut(Answer):
+    """What was removed, and what the store takes now. All sizes are bytes on disk."""
+
+    expired: int = Field(description="Sessions whose snapshots were removed by their TTL.")
+    pruned: int = Field(description="Sessions that lost snapshots to newer ones of their own.")
+    evicted: int = Field(description="Sessions whose snapshots went to keep a quota or the floor.")
+    bytes_freed: int
+    segments_removed: int
+    frames_freed: int = Field(description="Unused parts of segments that live on.")
+    segments_busy: int = Field(description="Unused, but open somewhere; freed later.")
+    tenants_held: int = Field(
+        description="Tenants of whom nothing can be freed, because a manifest is damaged; "
+        "'sessionctl store verify --repair' helps."
+    )
+    tmp_removed: int = Field(description="Files that dead writers had left.")
+    tombstones_removed: int = Field(description="Deleted sessions that nobody knows any more.")
+    store_bytes: int = Field(description="What the whole store takes.")
+    free_bytes: int = Field(description="Of the file system.")
+
+
 class HealthOut(Answer):
     """The daemon lives."""
 

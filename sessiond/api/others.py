@@ -10,7 +10,7 @@ from sessiond.api.callers import Tenant
 from sessiond.api.metrics import Metrics
 from sessiond.api.models import OperationOut, PurgeIn, PurgeOut
 from sessiond.api.models_turns import EngineDetailOut, EngineOut, EnginesOut, StrangerOut
-from sessiond.api.models_upkeep import HealthOut, ReadyOut, SweepOut
+from sessiond.api.models_upkeep import GcOut, HealthOut, ReadyOut, SweepOut
 from sessiond.domain.errors import EngineWithoutConnectorError
 from sessiond.domain.ids import OperationId
 from sessiond.service.catalogue import Wanted
@@ -64,6 +64,11 @@ def admin_router(services: Services) -> APIRouter:
     async def sweep(_tenant: Tenant) -> SweepOut:
         """Run the idle sweep now, for the sessions of all tenants."""
         return SweepOut.model_validate(await services.sweeper.sweep())
+
+    @router.post("/gc")
+    async def gc(_tenant: Tenant) -> GcOut:
+        """Expire, prune, evict and collect now, for the sessions of all tenants."""
+        return GcOut.model_validate(await services.retention.run(full=True))
 
     @router.post("/purge")
     async def purge(tenant: Tenant, body: PurgeIn) -> PurgeOut:

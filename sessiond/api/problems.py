@@ -57,6 +57,7 @@ STATUS: Final[Mapping[str, HTTPStatus]] = {
     "snapshot_corrupt": HTTPStatus.INTERNAL_SERVER_ERROR,
     "store_key": HTTPStatus.INTERNAL_SERVER_ERROR,
     "store_full": HTTPStatus.INSUFFICIENT_STORAGE,
+    "quota_exceeded": HTTPStatus.INSUFFICIENT_STORAGE,
     # Not an error class: the result of an operation whose daemon went away.
     "lease_expired": HTTPStatus.SERVICE_UNAVAILABLE,
 }

@@ -54,7 +54,7 @@ def _add_catalogue(router: APIRouter, services: Services) -> None:
     ) -> SessionOut:
         """Create a session. Its id names it from now on; nothing is stored yet."""
         wanted = None if body.session_id is None else parse_session_id(body.session_id)
-        options = Changes(idle_timeout_s=body.idle_timeout_s, pinned=body.pinned)
+        options = Changes(idle_timeout_s=body.idle_timeout_s, ttl_s=body.ttl_s, pinned=body.pinned)
         view = await catalogue.create(tenant, wanted, body.model, key=idempotency_key, **options)
         response.headers["Location"] = f"/v1/sessions/{view.session.session_id}"
         return SessionOut.of(view)

@@ -29,6 +29,7 @@ FILE_VARIABLE: Final = "SESSIOND_CONFIG"
 
 _MIN_TOKEN_CHARS: Final = 16
 _DEFAULTS: Final = Limits()
+_DAY_S: Final = 86_400
 
 
 class Settings(BaseSettings):
@@ -112,6 +113,53 @@ class Settings(BaseSettings):
     threads: int = Field(
         default=8, ge=1, le=256, description="Threads for the store and the registry."
     )
+    ttl_s: float = Field(
+        default=_DEFAULTS.ttl_s,
+        ge=0,
+        allow_inf_nan=False,
+        description="Seconds without use after which a session's snapshots are removed; 0: never. "
+        "Sessions may have a TTL of their own.",
+    )
+    keep_generations: int = Field(
+        default=_DEFAULTS.keep_generations,
+        ge=1,
+        le=1000,
+        description="Readable snapshots that a session keeps; older ones are removed.",
+    )
+    quota_tenant_bytes: int = Field(
+        default=_DEFAULTS.quota_tenant_bytes,
+        ge=0,
+        description="Bytes on disk that one tenant's sessions may take; 0: no limit. The least "
+        "recently used sessions lose their snapshots first, pinned ones never.",
+    )
+    quota_total_bytes: int = Field(
+        default=_DEFAULTS.quota_total_bytes,
+        ge=0,
+        description="Bytes on disk that the whole store may take; 0: no limit.",
+    )
+    free_space_floor_bytes: int | None = Field(
+        default=None,
+        ge=0,
+        description="Bytes of the store's file system that stay free; 'sessiond engine' reads it "
+        "too. Default: 2 % of the file system, at most 1 GiB.",
+    )
+    retention_interval_s: float = Field(
+        default=_DEFAULTS.retention_interval_s,
+        gt=0,
+        le=3600,
+        description="Seconds between two looks for what has expired or takes too much room.",
+    )
+    scrub_period_days: int = Field(
+        default=_DEFAULTS.scrub_period_s // _DAY_S,
+        ge=0,
+        le=3650,
+        description="Days in which the scrub reads everything in the store once; 0: no scrub.",
+    )
+    scrub_bytes_per_s: int = Field(
+        default=_DEFAULTS.scrub_bytes_per_s,
+        gt=0,
+        description="Bytes per second that the scrub reads at most.",
+    )
     log_level: str = Field(
         default="info",
         pattern="^(debug|info|warning|error)$",
@@ -187,6 +235,14 @@ class Settings(BaseSettings):
             resume_deadline_s=self.resume_deadline_s,
             lease_s=self.lease_s,
             sweep_concurrency=self.sweep_concurrency,
+            ttl_s=self.ttl_s,
+            keep_generations=self.keep_generations,
+            quota_tenant_bytes=self.quota_tenant_bytes,
+            quota_total_bytes=self.quota_total_bytes,
+            free_space_floor_bytes=self.free_space_floor_bytes,
+            retention_interval_s=self.retention_interval_s,
+            scrub_period_s=self.scrub_period_days * _DAY_S,
+            scrub_bytes_per_s=self.scrub_bytes_per_s,
         )
 
 

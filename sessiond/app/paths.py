@@ -1,4 +1,4 @@
-"""Where sessiond keeps its files unless told otherwise. Standard library only: the engine's
+"""What the daemon and the engine's launcher must agree about. Standard library only: the engine's
 launcher runs where nothing but the bare package is installed.
 """
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 ROOT_VARIABLE = "SESSIOND_STORE_ROOT"
 KEY_FILE_VARIABLE = "SESSIOND_KEY_FILE"
+FLOOR_VARIABLE = "SESSIOND_FREE_SPACE_FLOOR_BYTES"
 
 
 def default_store_root() -> Path:
@@ -24,3 +25,12 @@ def default_key_file(store_root: Path) -> Path:
     """Return the key file: ``SESSIOND_KEY_FILE`` or ``server.key`` beside the store root."""
     given = os.environ.get(KEY_FILE_VARIABLE)
     return Path(given).expanduser().absolute() if given else store_root.parent / "server.key"
+
+
+def free_space_floor_bytes() -> int | None:
+    """Return ``SESSIOND_FREE_SPACE_FLOOR_BYTES``; ``None`` where it is not set.
+
+    :raises ValueError: it is no number.
+    """
+    given = os.environ.get(FLOOR_VARIABLE)
+    return int(given) if given else None

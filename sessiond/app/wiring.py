@@ -41,7 +41,11 @@ def open_daemon(settings: Settings) -> Iterator[FastAPI]:
     :raises RegistryUnavailableError: the database cannot be reached.
     """
     key = load_server_key(settings.resolved_key_file, create=True)
-    store = Store.open(settings.store_root, KeyRing.from_server_key(key))
+    store = Store.open(
+        settings.store_root,
+        KeyRing.from_server_key(key),
+        floor_bytes=settings.free_space_floor_bytes,
+    )
     upgrade(settings.resolved_registry_url)
     registry = Registry.open(settings.resolved_registry_url)
     try:
@@ -69,6 +73,7 @@ def _application(
                 yield
             finally:
                 jobs.stop()
+                await services.verifier.stop()
                 await services.operations.drain(settings.shutdown_grace_s)
 
     policy = Policy(tokens=settings.tokens, operation_wait_s=settings.operation_wait_s)

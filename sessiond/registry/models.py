@@ -73,6 +73,9 @@ class SessionRow(Base):
     resumed_on: Mapped[str]
     last_outcome: Mapped[str]
     last_reason: Mapped[str]
+    ttl_s: Mapped[float | None]
+    lost_reason: Mapped[str | None]
+    lost_generation: Mapped[int | None]
 
 
 class SnapshotRow(Base):
@@ -140,6 +143,8 @@ LIVE: Final = SessionRow.deleted_unix_s.is_(None)
 PINNED: Final = SessionRow.pinned.is_(true())
 WITH_SNAPSHOT: Final = SessionRow.snapshot_generation.is_not(None)
 WITHOUT_SNAPSHOT: Final = SessionRow.snapshot_generation.is_(None)
+TTL_BY_DEFAULT: Final = SessionRow.ttl_s.is_(None)
+OWN_TTL: Final = SessionRow.ttl_s.is_not(None)
 RUNNING: Final = OperationRow.finished_unix_s.is_(None)
 
 _BY_ID = (SessionRow.tenant, SessionRow.session_id)
@@ -155,6 +160,9 @@ Index(
 Index("ix_sessions_pinned", *_BY_ID, **only_where(and_(LIVE, PINNED)))
 Index("ix_sessions_with_snapshot", *_BY_ID, **only_where(and_(LIVE, WITH_SNAPSHOT)))
 Index("ix_sessions_without_snapshot", *_BY_ID, **only_where(and_(LIVE, WITHOUT_SNAPSHOT)))
+_USED = SessionRow.updated_unix_s
+Index("ix_sessions_used", _USED, **only_where(and_(LIVE, WITH_SNAPSHOT, TTL_BY_DEFAULT)))
+Index("ix_sessions_own_ttl", _USED, **only_where(and_(LIVE, WITH_SNAPSHOT, OWN_TTL)))
 # The rule "one running operation per session" is this index.
 Index(
     "uq_operations_running",

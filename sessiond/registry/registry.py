@@ -8,14 +8,14 @@ from sqlalchemy import select
 from sqlalchemy.orm import sessionmaker
 
 from sessiond.domain.session import Event, OperationStatus
-from sessiond.registry import operations, sessions, trail
+from sessiond.registry import operations, restore, retention, sessions, trail
 from sessiond.registry.dialects import READ_ONLY, open_engine
 from sessiond.registry.failures import domain_errors
 from sessiond.registry.models import IdempotencyKeyRow, SessionRow
 from sessiond.registry.sessions import Page, SessionChanges, SessionFilter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
     from typing import Unpack
 
     from sqlalchemy import Engine
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sessiond.domain.ids import OperationId, SessionId, TenantId
     from sessiond.domain.session import Operation, Session
     from sessiond.domain.snapshot import SnapshotSummary
+    from sessiond.registry.restore import Restored, Witness
 
 
 class Registry:
@@ -154,6 +155,66 @@ class Registry:
         """Return those of *ids* that exist, are not deleted and not pinned, in any order."""
         with self._reading() as db:
             return sessions.for_sweep(db, ids)
+
+    def forget_snapshots(
+        self,
+        tenant: TenantId,
+        session_id: SessionId,
+        generations: Collection[int],
+        lost_reason: str,
+    ) -> None:
+        """Remove snapshots that the store is about to lose; a session without one knows why.
+
+        :raises SessionNotFoundError: there is no such session, or it is deleted.
+        """
+        with self._writing() as db:
+            retention.forget_snapshots(db, tenant, session_id, generations, lost_reason)
+
+    def sessions_by_key(self, ids: Sequence[tuple[TenantId, SessionId]]) -> list[Session]:
+        """Return those of *ids* that exist and are not deleted, in any order."""
+        with self._reading() as db:
+            return retention.by_keys(db, ids)
+
+    def unused_sessions(
+        self, now_unix_s: float, default_ttl_s: float
+    ) -> list[tuple[TenantId, SessionId]]:
+        """Return the sessions, not pinned, whose snapshots have outlived their TTL.
+
+        The registry does not see turns: their heads tell whether a session was used since.
+
+        :param default_ttl_s: of sessions without a TTL of their own; 0: never.
+        """
+        with self._reading() as db:
+            return retention.unused(db, now_unix_s, default_ttl_s)
+
+    def restore_session(
+        self, witness: Witness, now_unix_s: float, *, dry_run: bool = False
+    ) -> Restored:
+        """Bring a session into line with what the store's files tell of it.
+
+        :raises SessionExistsError: it was created in this moment; try again.
+        """
+        with self._writing() as db:
+            restored = restore.restore(db, witness, now_unix_s)
+            if dry_run:
+                db.rollback()
+            return restored
+
+    def restore_deleted(
+        self,
+        tenant: TenantId,
+        session_id: SessionId,
+        deleted_unix_s: float,
+        now_unix_s: float,
+        *,
+        dry_run: bool = False,
+    ) -> Restored:
+        """Mark a session as deleted that has a tombstone, unless its name was used again since."""
+        with self._writing() as db:
+            restored = restore.restore_deleted(db, tenant, session_id, deleted_unix_s, now_unix_s)
+            if dry_run:
+                db.rollback()
+            return restored
 
     # -- operations --------------------------------------------------------------------------
 

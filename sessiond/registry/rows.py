@@ -31,6 +31,9 @@ def to_session(row: SessionRow) -> Session:
         resumed_on=row.resumed_on,
         last_outcome=row.last_outcome,
         last_reason=row.last_reason,
+        ttl_s=row.ttl_s,
+        lost_reason=row.lost_reason or "",
+        lost_generation=row.lost_generation or 0,
     )
 
 
@@ -47,6 +50,9 @@ def session_values(session: Session) -> dict[str, Any]:
         "resumed_on": session.resumed_on,
         "last_outcome": session.last_outcome,
         "last_reason": session.last_reason,
+        "ttl_s": session.ttl_s,
+        "lost_reason": session.lost_reason or None,
+        "lost_generation": session.lost_generation or None,
     }
 
 

@@ -27,6 +27,7 @@ from sessiond.registry.rows import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from sqlalchemy import Select
     from sqlalchemy.orm import Session as Database
 
     from sessiond.domain.ids import SessionId, TenantId
@@ -60,6 +61,7 @@ class SessionChanges(TypedDict, total=False):
 
     model: str
     idle_timeout_s: float | None
+    ttl_s: float | None
     pinned: bool
     resumed_on: str
     last_outcome: str
@@ -145,7 +147,7 @@ def record_snapshot(
         update(SessionRow)
         .where(_key(tenant, session_id), is_newer)
         # A suspend is the newest operation now, so no resume is.
-        .values(resumed_on="", **newest_snapshot_values(summary))
+        .values(resumed_on="", lost_reason=None, **newest_snapshot_values(summary))
     )
 
 
@@ -188,10 +190,18 @@ def lock_row(db: Database, tenant: TenantId, session_id: SessionId) -> bool:
 
 def for_sweep(db: Database, ids: Sequence[tuple[TenantId, SessionId]]) -> list[Session]:
     """Return those of *ids* that exist, are not deleted and not pinned."""
+    return find_by_keys(db, select(SessionRow).where(LIVE, ~PINNED), ids)
+
+
+def find_by_keys(
+    db: Database,
+    query: Select[SessionRow],
+    ids: Sequence[tuple[TenantId, SessionId]],
+) -> list[Session]:
+    """Return those of *ids* that *query* would find."""
     by_tenant: dict[TenantId, list[SessionId]] = {}
     for tenant, session_id in ids:
         by_tenant.setdefault(tenant, []).append(session_id)
-    query = select(SessionRow).where(LIVE, ~PINNED)
     found: list[Session] = []
     for tenant, wanted in by_tenant.items():
         for start in range(0, len(wanted), _SWEEP_BATCH):

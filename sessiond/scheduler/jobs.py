@@ -1,6 +1,6 @@
-"""The idle sweep and the recovery of abandoned operations, every few seconds.
+"""The idle sweep and the recovery of abandoned operations, every few seconds; upkeep, scrub.
 
-Both are functions of ``now`` that may run at any time and in any number of daemons; the
+All are functions of ``now`` that may run at any time and in any number of daemons; the
 scheduler only keeps two runs of one job in this daemon from overlapping.
 """
 
@@ -33,6 +33,9 @@ class Jobs:
             job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
         )
         self._add("sweep", services.sweeper.sweep, sweep_interval_s)
+        self._add_scrub(services)
+        interval_s = services.context.limits.retention_interval_s
+        self._add("retention", services.retention.run, interval_s)
         self._add("recovery", services.recovery.recover, lease_s / 2)
 
     def start(self) -> None:
@@ -42,6 +45,11 @@ class Jobs:
     def stop(self) -> None:
         """End; a run in progress is cut off."""
         self._scheduler.shutdown(wait=False)
+
+    def _add_scrub(self, services: Services) -> None:
+        period_s = services.context.limits.scrub_period_s
+        if period_s:
+            self._add("scrub", services.scrubber.scrub, min(3600.0, max(1.0, period_s / 1000)))
 
     def _add(self, name: str, job: Callable[[], Awaitable[object]], interval_s: float) -> None:
         async def run() -> None:

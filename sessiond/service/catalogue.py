@@ -52,6 +52,7 @@ class Changes(TypedDict, total=False):
     """What the owner of a session may change."""
 
     idle_timeout_s: float | None
+    ttl_s: float | None
     pinned: bool
 
 
@@ -214,6 +215,7 @@ class Catalogue:
             resumed_on="",
             last_outcome="",
             last_reason="",
+            ttl_s=options.get("ttl_s"),
         )
 
     def _create(self, session: Session) -> None:
@@ -258,7 +260,27 @@ def record_of(session: Session) -> SessionRecord:
         updated_unix_s=session.updated_unix_s,
         model=session.model,
         idle_timeout_s=session.idle_timeout_s,
+        ttl_s=session.ttl_s,
         pinned=session.pinned,
+    )
+
+
+def session_of(record: SessionRecord) -> Session:
+    """Return the session that a store's record tells of; the reverse of :func:`record_of`."""
+    return Session(
+        tenant=record.tenant,
+        session_id=record.session,
+        model=record.model,
+        created_unix_s=record.created_unix_s,
+        updated_unix_s=record.updated_unix_s,
+        idle_timeout_s=record.idle_timeout_s,
+        pinned=record.pinned,
+        deleted=record.is_tombstone,
+        snapshot=None,
+        resumed_on="",
+        last_outcome="",
+        last_reason="",
+        ttl_s=record.ttl_s,
     )
 
 

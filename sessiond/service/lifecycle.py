@@ -25,6 +25,7 @@ from sessiond.service.reports import (
     suspend_json,
 )
 from sessiond.service.resume import Prospect, Resumer
+from sessiond.service.storing import Storing
 from sessiond.service.suspend import Plan, Suspender
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from sessiond.registry import SessionChanges
     from sessiond.service.catalogue import Catalogue
     from sessiond.service.context import Context
+    from sessiond.service.retention import Retention
     from sessiond.service.snapshots import Snapshots
 
 _log = logging.getLogger(__name__)
@@ -50,10 +52,12 @@ class Lifecycle:
         snapshots: Snapshots,
         catalogue: Catalogue,
         operations: Operations,
+        retention: Retention,
     ) -> None:
         self._context = context
         self._catalogue = catalogue
         self._suspender = Suspender(context, snapshots)
+        self._storing = Storing(context, self._suspender, retention)
         self._resumer = Resumer(context, snapshots)
         self._operations = operations
 
@@ -131,7 +135,7 @@ class Lifecycle:
     async def _suspend(self, plan: Plan) -> Result:
         session = plan.session
         try:
-            report = await self._suspender.perform(plan)
+            report = await self._storing.perform(plan)
             await self._update(session, resumed_on="")
         except SessiondError as error:
             await self._failed(session, OperationKind.SUSPEND, error)

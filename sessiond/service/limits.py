@@ -21,4 +21,15 @@ class Limits:
     turn_ticket_s: int = 300
     operation_ticket_s: int = 120
     sweep_concurrency: int = 2
+    ttl_s: float = 0.0  #: for sessions without one of their own; 0: snapshots never expire
+    keep_generations: int = 1  #: of each session
+    quota_tenant_bytes: int = 0  #: 0: none
+    quota_total_bytes: int = 0  #: 0: none
+    free_space_floor_bytes: int | None = None  #: ``None``: 2 % of the disk, at most 1 GiB
+    #: No writer that knew a deleted session lives on for so long.
+    tombstone_age_s: float = 86_400.0
+    retention_interval_s: float = 60.0
+    full_collect_s: float = 3_600.0  #: between two looks at every segment of the store
+    scrub_period_s: int = 7 * 86_400  #: in which everything is read once; 0: no scrub
+    scrub_bytes_per_s: int = 32 << 20
     sweep_retry_s: float = 60.0  #: before a suspend that failed is swept again

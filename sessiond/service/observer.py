@@ -5,18 +5,39 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sessiond.domain.retention import RemovalCause
     from sessiond.domain.session import OperationKind
 
 
 class Observer(Protocol):
-    """Hears of the end of every operation, once."""
+    """Hears of the end of every operation, and of what retention does."""
 
     def ended(self, kind: OperationKind, outcome: str, reason: str, seconds: float) -> None:
         """Take note; *outcome* and *reason* come from closed lists, *reason* may be empty."""
+
+    def removed(self, cause: RemovalCause, size_bytes: int, *, unread: bool) -> None:
+        """Take note of one session's snapshots that are gone; *unread*: never loaded."""
+
+    def measured(self, by_kind: Mapping[str, int], free_bytes: int) -> None:
+        """Take note of what the store takes of its disk, in bytes."""
+
+    def verified(self, stored_bytes: int, damaged: int) -> None:
+        """Take note of what a verification has read, and how much of it was damaged."""
 
 
 class Deaf:
     """An observer that ignores everything."""
 
     def ended(self, kind: OperationKind, outcome: str, reason: str, seconds: float) -> None:
+        """Do nothing."""
+
+    def removed(self, cause: RemovalCause, size_bytes: int, *, unread: bool) -> None:
+        """Do nothing."""
+
+    def measured(self, by_kind: Mapping[str, int], free_bytes: int) -> None:
+        """Do nothing."""
+
+    def verified(self, stored_bytes: int, damaged: int) -> None:
         """Do nothing."""

@@ -63,6 +63,11 @@ class Operations:
         task.add_done_callback(lambda _: self._tasks.pop(operation.operation_id, None))
         return operation
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether an operation runs in this daemon."""
+        return bool(self._tasks)
+
     async def get(self, tenant: TenantId, operation_id: OperationId) -> Operation:
         """Return one operation as it is now.
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sessiond.service.background import Background
 from sessiond.service.catalogue import Catalogue
+from sessiond.service.damage import DamageTeller
 from sessiond.service.lifecycle import Lifecycle
 from sessiond.service.operations import Operations
 from sessiond.service.purge import Purger
 from sessiond.service.recovery import Recovery
+from sessiond.service.retention import Retention
+from sessiond.service.scrub import Scrubber
 from sessiond.service.snapshots import Snapshots
 from sessiond.service.sweep import Sweeper
 from sessiond.service.turns import Turns
+from sessiond.service.verification import Verifier
 
 if TYPE_CHECKING:
     from sessiond.service.context import Context
@@ -30,6 +35,9 @@ class Services:
     sweeper: Sweeper
     purger: Purger
     recovery: Recovery
+    retention: Retention
+    scrubber: Scrubber
+    verifier: Verifier
 
 
 def build(context: Context) -> Services:
@@ -37,7 +45,10 @@ def build(context: Context) -> Services:
     snapshots = Snapshots(context)
     catalogue = Catalogue(context, snapshots)
     operations = Operations(context)
-    lifecycle = Lifecycle(context, snapshots, catalogue, operations)
+    retention = Retention(context)
+    lifecycle = Lifecycle(context, snapshots, catalogue, operations, retention)
+    background = Background(lambda: operations.is_busy, context.limits.poll_s)
+    teller = DamageTeller(context)
     return Services(
         context=context,
         catalogue=catalogue,
@@ -47,4 +58,7 @@ def build(context: Context) -> Services:
         sweeper=Sweeper(context, catalogue, lifecycle, operations),
         purger=Purger(context, lifecycle, operations),
         recovery=Recovery(context, snapshots),
+        retention=retention,
+        scrubber=Scrubber(context, background, teller),
+        verifier=Verifier(context, background, teller),
     )

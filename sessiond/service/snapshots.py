@@ -72,7 +72,7 @@ class Snapshots:
             self._context.store.generations, session.tenant, session.session_id
         )
         known = session.snapshot.generation if session.snapshot else 0
-        return max(known, *stored, 0) + 1
+        return max(known, session.lost_generation, *stored) + 1
 
     async def record(self, session: Session, summary: SnapshotSummary) -> None:
         """Tell the registry of a committed snapshot."""
@@ -101,7 +101,7 @@ class Snapshots:
                 found.append(Cause(_reason(error), detail=f"generation {generation}"))
             else:
                 return Readable(manifest, tuple(found))
-        return Readable(None, tuple(found) or (Cause(Reason.NO_SNAPSHOT),))
+        return Readable(None, tuple(found) or (_why_none(session),))
 
     def _reconcile(self, session: Session) -> int:
         store, registry = self._context.store, self._context.registry
@@ -133,6 +133,11 @@ class Snapshots:
             )
         except (StoreError, SnapshotNotFoundError):
             return None
+
+
+def _why_none(session: Session) -> Cause:
+    lost = session.lost_reason
+    return Cause(Reason(lost)) if lost in set(Reason) else Cause(Reason.NO_SNAPSHOT)
 
 
 def _reason(error: Exception) -> Reason:

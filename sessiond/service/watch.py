@@ -27,6 +27,10 @@ class Watchlist:
         known = self._until_unix_s.get(key, 0.0)
         self._until_unix_s[key] = max(known, until_unix_s)
 
+    def is_expected(self, key: Key, now_unix_s: float) -> bool:
+        """Whether somebody may still hold a valid ticket for a turn of the session."""
+        return self._until_unix_s.get(key, 0.0) > now_unix_s
+
     def drop(self, keys: Iterable[Key], now_unix_s: float) -> None:
         """Stop watching those whose time has passed."""
         for key in keys:

@@ -20,7 +20,7 @@ from sessiond.domain.snapshot import ChunkRecord, Manifest
 from sessiond.domain.tokens import chain_digests, common_prefix_tokens, whole_chunk_tokens
 from sessiond.store.checksums import ChunkPosition
 from sessiond.store.codecs import Codec
-from sessiond.store.segments import WantedChunk
+from sessiond.store.loading import WantedChunk
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

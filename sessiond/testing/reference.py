@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 import typing
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,6 +22,7 @@ from sessiond.api.metrics import Metrics
 from sessiond.app.config import ENV_PREFIX, FILE_VARIABLE, Settings
 from sessiond.app.main import COMMANDS
 from sessiond.app.wiring import open_daemon
+from sessiond.connector.settings import SETTING_MEANINGS, ConnectorSettings
 from sessiond.domain import errors
 from sessiond.domain.errors import SessiondError
 from sessiond.domain.reasons import EXPLANATIONS, Reason
@@ -46,6 +49,10 @@ _ENGINE: Final = """\
 `sessiond engine` reads `SESSIOND_STORE_ROOT` and `SESSIOND_KEY_FILE`, which must be the same
 as the daemon's; its own options are in `sessiond engine --help`.
 """
+_CONNECTOR: Final = """\
+`sessiond engine --connector-setting NAME=VALUE` gives them, or the object `sessiond` in vLLM's
+`kv_connector_extra_config`.
+"""
 _ERRORS: Final = """\
 REST answers carry the code in a problem document (RFC 9457) with `detail`, `hint` and
 `retryable`; `sessionctl --json` prints it as a line on stderr with `message` and `hint`. Codes
@@ -66,6 +73,7 @@ def render() -> str:
     """Return the whole file."""
     sections = (
         ("Settings", _SETTINGS, _settings()),
+        ("Settings of the connector", _CONNECTOR, _connector_settings()),
         ("Commands of sessiond", _ENGINE, _daemon_commands()),
         ("Commands of sessionctl", "", _commands()),
         ("Exit statuses of sessionctl", "", _exit_statuses()),
@@ -126,6 +134,16 @@ def _settings() -> str:
         for name, field in Settings.model_fields.items()
     ]
     return _table(("name", "type", "default", "meaning"), rows)
+
+
+def _connector_settings() -> str:
+    defaults = ConnectorSettings(Path("/"), Path("/"))
+    rows = []
+    for setting in fields(ConnectorSettings):
+        given = setting.default not in (MISSING, None)
+        default = f"`{json.dumps(getattr(defaults, setting.name))}`" if given else ""
+        rows.append((f"`{setting.name}`", default, SETTING_MEANINGS[setting.name]))
+    return _table(("name", "default", "meaning"), rows)
 
 
 def _type_name(annotation: object) -> str:
@@ -217,6 +235,7 @@ _OTHER_CODES: Final = {
     "daemon_unreachable": "No daemon answers at the URL.",
     "not_sessiond": "What answers at the URL is not sessiond.",
     "purge_incomplete": "Some of the sessions could not be deleted.",
+    "damage_found": "The store has damaged files; none of them is ever loaded.",
 }
 
 

@@ -27,6 +27,7 @@ from sessiond.service.limits import Limits
 from sessiond.service.permits import Signer
 from sessiond.service.services import Services, build
 from sessiond.service.watch import Watchlist
+from sessiond.store.fileio import REAL_OPS, FileOps
 from sessiond.store.store import Store
 from sessiond.testing.fake_engine import FakeEngine
 
@@ -160,13 +161,19 @@ class World:
 
 @asynccontextmanager
 async def open_world(
-    folder: Path, *, limits: Limits = QUICK, engine_urls: tuple[str, ...] = ()
+    folder: Path,
+    *,
+    limits: Limits = QUICK,
+    engine_urls: tuple[str, ...] = (),
+    ops: FileOps = REAL_OPS,
 ) -> AsyncIterator[World]:
-    """Yield a service over *folder*, without engines."""
+    """Yield a service over *folder* and what lies in it, without engines."""
     database = folder / "registry.db"
-    database.write_bytes(_empty_database())
+    if not database.exists():
+        database.write_bytes(empty_database())
     registry = Registry.open(f"sqlite:///{database}")
-    store = Store.open(folder / "store", KeyRing.from_server_key(_KEY))
+    keys, floor_bytes = KeyRing.from_server_key(_KEY), limits.free_space_floor_bytes
+    store = Store.open(folder / "store", keys, ops=ops, floor_bytes=floor_bytes)
     switch, metrics, offset_s = _Switch(), Metrics(), [0.0]
     try:
         async with httpx.AsyncClient(transport=switch, timeout=30.0) as http:
@@ -187,6 +194,7 @@ async def open_world(
             world = World(store, registry, build(context), metrics, http, switch, offset_s)
             yield world
             await world.services.operations.drain(5.0)
+            await world.services.verifier.stop()
             for engine in world.started:
                 engine.close()
     finally:
@@ -194,7 +202,7 @@ async def open_world(
 
 
 @cache
-def _empty_database() -> bytes:
+def empty_database() -> bytes:
     """Return a database with tables and no rows: migrations take longer than most tests."""
     with tempfile.TemporaryDirectory() as folder:
         database = Path(folder) / "registry.db"

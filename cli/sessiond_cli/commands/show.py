@@ -62,6 +62,7 @@ def _facts(session: Answer, now_unix_s: float) -> list[tuple[str, Any]]:
         ("created", age(session["created_unix_s"], now_unix_s)),
         ("changed", age(session["updated_unix_s"], now_unix_s)),
         ("idle timeout", "the daemon's" if timeout_s is None else duration(timeout_s)),
+        ("TTL", _ttl(session["ttl_s"])),
         ("pinned", "yes" if session["pinned"] else "no"),
         ("in engine", _presence(session["presence"], now_unix_s)),
     ]
@@ -69,6 +70,12 @@ def _facts(session: Answer, now_unix_s: float) -> list[tuple[str, Any]]:
         reason = session["last_reason"]
         rows.append(("last resume", session["last_outcome"] + (f" ({reason})" if reason else "")))
     return rows
+
+
+def _ttl(ttl_s: float | None) -> str:
+    if ttl_s is None:
+        return "the daemon's"
+    return duration(ttl_s) if ttl_s else "none"
 
 
 def _presence(presence: dict[str, Any] | None, now_unix_s: float) -> str:

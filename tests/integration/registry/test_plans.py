@@ -33,7 +33,8 @@ FILL = (
     f"""WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {SESSIONS})
     INSERT INTO sessions SELECT CASE WHEN i % 4 = 0 THEN 'other' ELSE 'default' END, 's' || i,
         'model-' || (i % 7), i, i, CASE WHEN i % 50 = 1 THEN i END, NULL, i % 100 = 2,
-        CASE WHEN i % 3 > 0 AND i % 50 != 1 THEN 1 END, NULL, '', '', '' FROM n""",
+        CASE WHEN i % 3 > 0 AND i % 50 != 1 THEN 1 END, NULL, '', '', '',
+        CASE WHEN i % 1000 = 5 THEN 9 END, NULL, NULL FROM n""",
     f"UPDATE sessions SET snapshot = '{SUMMARY}' WHERE snapshot_generation = 1",
     """INSERT INTO snapshots SELECT tenant, session_id, 1, snapshot
         FROM sessions WHERE snapshot_generation = 1""",
@@ -77,6 +78,9 @@ CALLS: dict[str, Callable[[Registry], object]] = {
     "snapshots": lambda r: r.list_snapshots(S, T),
     "delete": lambda r: r.mark_deleted(S, SessionId("s3"), NOW_UNIX_S),
     "sweep": lambda r: r.sessions_for_sweep([(S, SessionId(f"s{i}")) for i in range(300)]),
+    "forget": lambda r: r.forget_snapshots(S, SessionId("s5"), [1], "snapshot_evicted"),
+    "by key": lambda r: r.sessions_by_key([(S, SessionId(f"s{i}")) for i in range(300)]),
+    "unused": lambda r: r.unused_sessions(1000.0, 900.0),
     "begin": lambda r: r.begin_operation(an_operation(a_session(T))),
     "begin expired": lambda r: r.begin_operation(
         an_operation(BUSY, created_unix_s=LATE_UNIX_S, kind=OperationKind.DELETE)
@@ -94,7 +98,7 @@ CALLS: dict[str, Callable[[Registry], object]] = {
         r.remember(S, "new", b"", OperationId("op"), NOW_UNIX_S),
         r.remember(S, "new", b"", OperationId("op"), NOW_UNIX_S),
     ),
-    "forget": lambda r: r.forget(S, "s79"),
+    "forget key": lambda r: r.forget(S, "s79"),
 }
 
 

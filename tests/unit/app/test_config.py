@@ -42,6 +42,22 @@ def test_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings.limits.idle_timeout_s == 2
 
 
+def test_what_bounds_the_store_reaches_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_settings().limits.free_space_floor_bytes is None
+    given = {
+        "TTL_S": 3600,
+        "KEEP_GENERATIONS": 2,
+        "QUOTA_TENANT_BYTES": 10**9,
+        "QUOTA_TOTAL_BYTES": 10**10,
+        "FREE_SPACE_FLOOR_BYTES": 0,
+        "RETENTION_INTERVAL_S": 7,
+    }
+    for name, value in given.items():
+        monkeypatch.setenv(f"SESSIOND_{name}", str(value))
+    limits = load_settings().limits
+    assert {name: getattr(limits, name.lower()) for name in given} == given
+
+
 def test_tables_and_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     toml = 'engines = ["http://a:1/", "http://b"]\n[tokens]\n0123456789abcdef = "alpha"'
     write(tmp_path, toml, monkeypatch)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from sessiond.domain.errors import RegistryUnavailableError
 from sessiond.domain.session import SessionState
 from sessiond.scheduler.jobs import Jobs
-from sessiond.testing.world import AGENT, World, open_world, text
+from sessiond.testing.world import AGENT, QUICK, World, open_world, text
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -50,6 +51,21 @@ async def test_the_idle_sweep_runs_by_itself(world: World) -> None:
         await becomes(world, SessionState.SUSPENDED)
     finally:
         jobs.stop()
+
+
+async def test_what_has_expired_goes_by_itself(tmp_path: Path) -> None:
+    limits = replace(QUICK, retention_interval_s=0.05, ttl_s=200.0)
+    async with open_world(tmp_path, limits=limits) as world:
+        await idle_session(world)
+        await world.suspend()
+        world.kill_engine(world.started[0])
+        world.pass_time(600)
+        jobs = Jobs(world.services, sweep_interval_s=60.0, lease_s=60.0)
+        jobs.start()
+        try:
+            await becomes(world, SessionState.COLD)
+        finally:
+            jobs.stop()
 
 
 async def test_a_registry_that_is_away_for_a_while_ends_no_job(

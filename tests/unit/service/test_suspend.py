@@ -169,7 +169,7 @@ async def test_an_engine_that_dies_leaves_the_session_as_it_was(
 async def test_refusals_become_errors(
     world: World, engine: FakeEngine, reason: Reason, code: str
 ) -> None:
-    engine.faults.refusals["commit"] = reason
+    engine.faults.refusals = {"suspend": reason, "commit": reason}
     assert problem(await world.suspend()) == code
     events = await world.services.catalogue.events(DEFAULT_TENANT, AGENT, 0, 10)
     assert events[-1].kind == "suspend_failed"

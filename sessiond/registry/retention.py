@@ -1,0 +1,79 @@
+"""Queries of retention: which snapshots have outlived their time, and that they are gone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sqlalchemy import and_, delete, select, update
+
+from sessiond.domain.ids import SessionId, TenantId
+from sessiond.registry.models import (
+    LIVE,
+    OWN_TTL,
+    PINNED,
+    TTL_BY_DEFAULT,
+    WITH_SNAPSHOT,
+    SessionRow,
+    SnapshotRow,
+)
+from sessiond.registry.rows import newest_snapshot_values, to_summary
+from sessiond.registry.sessions import find_by_keys, lock_row, not_found
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from sqlalchemy.orm import Session as Database
+
+    from sessiond.domain.session import Session
+
+
+def forget_snapshots(
+    db: Database,
+    tenant: TenantId,
+    session_id: SessionId,
+    generations: Collection[int],
+    lost_reason: str,
+) -> None:
+    """Remove snapshots; where none is left, the session remembers why.
+
+    :raises SessionNotFoundError: there is no such session, or it is deleted.
+    """
+    if lock_row(db, tenant, session_id):
+        raise not_found(session_id)
+    here = and_(SnapshotRow.tenant == tenant, SnapshotRow.session_id == session_id)
+    db.execute(delete(SnapshotRow).where(here, SnapshotRow.generation.in_(generations)))
+    newest = db.scalar(
+        select(SnapshotRow.summary).where(here).order_by(SnapshotRow.generation.desc()).limit(1)
+    )
+    summary = None if newest is None else to_summary(newest)
+    values = newest_snapshot_values(summary)
+    if summary is None:
+        row = db.get_one(SessionRow, (tenant, session_id))
+        highest = max(row.lost_generation or 0, *generations)
+        values |= {"lost_reason": lost_reason, "lost_generation": highest}
+    this = and_(SessionRow.tenant == tenant, SessionRow.session_id == session_id)
+    db.execute(update(SessionRow).where(this).values(values))
+
+
+def by_keys(db: Database, ids: Sequence[tuple[TenantId, SessionId]]) -> list[Session]:
+    """Return those of *ids* that exist and are not deleted."""
+    return find_by_keys(db, select(SessionRow).where(LIVE), ids)
+
+
+def unused(
+    db: Database, now_unix_s: float, default_ttl_s: float
+) -> list[tuple[TenantId, SessionId]]:
+    """Return the sessions with snapshots whose registry row is older than their TTL.
+
+    :param default_ttl_s: of sessions without one of their own; 0: never.
+    """
+    key = select(SessionRow.tenant, SessionRow.session_id).where(LIVE, WITH_SNAPSHOT, ~PINNED)
+    age_s = now_unix_s - SessionRow.updated_unix_s
+    # Every TTL leads to the past: that condition is what makes the index useful.
+    past = SessionRow.updated_unix_s < now_unix_s
+    own = key.where(OWN_TTL, past, SessionRow.ttl_s > 0, age_s >= SessionRow.ttl_s)
+    rows = list(db.execute(own))
+    if default_ttl_s > 0:
+        limit = SessionRow.updated_unix_s <= now_unix_s - default_ttl_s
+        rows += db.execute(key.where(TTL_BY_DEFAULT, limit))
+    return [(TenantId(tenant), SessionId(session_id)) for tenant, session_id in rows]

@@ -1,0 +1,169 @@
+"""Taking a session's snapshots away: claimed, written down, and never under its user's feet."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sessiond.domain.errors import OperationInProgressError, SessionNotFoundError, StoreError
+from sessiond.domain.ids import new_operation_id
+from sessiond.domain.reasons import Reason
+from sessiond.domain.retention import RemovalCause
+from sessiond.domain.session import Operation, OperationKind, OperationStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sessiond.domain.canonical import JsonValue
+    from sessiond.domain.ids import SegmentId
+    from sessiond.domain.retention import SessionKey
+    from sessiond.domain.session import Session
+    from sessiond.service.context import Context
+    from sessiond.store.usage import SessionUsage
+
+_log = logging.getLogger(__name__)
+
+#: What the session's trail calls it; everything else is an eviction.
+_EVENTS = {
+    RemovalCause.EXPIRED: "snapshot_expired",
+    RemovalCause.SUPERSEDED: "snapshot_pruned",
+}
+
+
+@dataclass(frozen=True)
+class Wish:
+    """Snapshots of one session that are to go."""
+
+    key: SessionKey
+    generations: tuple[int, ...]
+    segments: frozenset[SegmentId]  #: that they reference
+    size_bytes: int  #: that get free
+    cause: RemovalCause
+
+
+def wish_of(
+    key: SessionKey, usage: SessionUsage, generations: Sequence[int], cause: RemovalCause
+) -> Wish:
+    """Return the wish to remove these generations of a session."""
+    return Wish(
+        key,
+        tuple(generations),
+        usage.segments_of(generations),
+        usage.bytes_of(generations),
+        cause,
+    )
+
+
+class Remover:
+    """Removes snapshots. Synchronous: call it from a thread that may block."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def take(self, wish: Wish) -> frozenset[SegmentId] | None:
+        """Remove snapshots and return the segments to collect; ``None`` if it must not be now.
+
+        A session that is pinned, at work or being read keeps its snapshots, and so does one
+        that another daemon is at.
+
+        :raises StoreError: the files could not be removed; what is left counts as before.
+        """
+        operation = self._claim(wish)
+        registry = self._context.registry
+        try:
+            registry.begin_operation(operation)
+        except OperationInProgressError:
+            return None
+        except SessionNotFoundError:
+            return self._take_unknown(wish)
+        # An error leaves the operation as a crash would: recovery finds out what is still there.
+        taken = self._take_claimed(wish)
+        ended, now = OperationStatus.SUCCEEDED, self._context.now()
+        registry.finish_operation(operation.operation_id, operation.owner, ended, None, now)
+        return taken
+
+    def remove(self, session: Session, wish: Wish) -> frozenset[SegmentId]:
+        """Remove snapshots of a session that the caller's operation holds."""
+        store, registry = self._context.store, self._context.registry
+        whole = wish.cause is not RemovalCause.SUPERSEDED
+        unread = whole and self._is_unread(session)
+        # The registry first, as in every deletion. And again: whoever looked at the session in
+        # between has found its manifests and recorded them.
+        self._forget(wish)
+        released = store.upkeep.release(*wish.key, wish.generations)
+        self._forget(wish)
+        detail: dict[str, JsonValue] = {
+            "cause": wish.cause.value,
+            "generations": list(released.generations),
+            "bytes": wish.size_bytes,
+            "unread": unread,
+        }
+        kind = _EVENTS.get(wish.cause, "snapshot_evicted")
+        registry.add_event(*wish.key, kind, self._context.now(), detail)
+        self._context.observer.removed(wish.cause, wish.size_bytes, unread=unread)
+        return released.segments
+
+    def _take_claimed(self, wish: Wish) -> frozenset[SegmentId] | None:
+        session = self._context.registry.get_session(*wish.key)
+        if not set(wish.generations).intersection(self._context.store.generations(*wish.key)):
+            return None  # another daemon was quicker
+        whole = wish.cause is not RemovalCause.SUPERSEDED  # which leaves the newest one
+        if whole and (session.pinned or self._context.store.upkeep.is_locked(wish.segments)):
+            return None
+        return self.remove(session, wish)
+
+    def _take_unknown(self, wish: Wish) -> frozenset[SegmentId] | None:
+        """Remove snapshots of a session of which only the store knows."""
+        store = self._context.store
+        try:
+            self._context.registry.get_session(*wish.key, include_deleted=True)
+        except SessionNotFoundError:
+            pass
+        else:
+            return None  # it is being deleted
+        record = store.read_session(*wish.key)
+        if (record and record.pinned) or store.upkeep.is_locked(wish.segments):
+            return None
+        _log.warning(
+            "snapshots of a session that the registry does not know were removed: %s, %d bytes",
+            wish.cause.value,
+            wish.size_bytes,
+        )
+        self._context.observer.removed(wish.cause, wish.size_bytes, unread=True)
+        return store.upkeep.release(*wish.key, wish.generations).segments
+
+    def _forget(self, wish: Wish) -> None:
+        expired = wish.cause is RemovalCause.EXPIRED
+        reason = Reason.SNAPSHOT_EXPIRED if expired else Reason.SNAPSHOT_EVICTED
+        self._context.registry.forget_snapshots(*wish.key, wish.generations, reason.value)
+
+    def _is_unread(self, session: Session) -> bool:
+        """Whether neither a resume nor a turn was seen to load the newest snapshot."""
+        if session.resumed_on or session.snapshot is None:
+            return not session.resumed_on
+        made_unix_s = session.snapshot.created_unix_s
+        try:
+            heads = self._context.store.read_heads(session.tenant, session.session_id)
+        except StoreError:
+            return True
+        return not any(
+            branch.split.disk_tokens and branch.updated_unix_s >= made_unix_s
+            for head in heads
+            for branch in head.branches
+        )
+
+    def _claim(self, wish: Wish) -> Operation:
+        now, (tenant, session_id) = self._context.now(), wish.key
+        return Operation(
+            operation_id=new_operation_id(),
+            tenant=tenant,
+            session_id=session_id,
+            kind=OperationKind.RETENTION,
+            status=OperationStatus.RUNNING,
+            owner=self._context.owner,
+            lease_until_unix_s=now + self._context.limits.lease_s,
+            created_unix_s=now,
+            finished_unix_s=None,
+            result=None,
+        )
