@@ -167,9 +167,11 @@ class Coordinator:
         request.vram_tokens, request.newly_matched = vram_tokens, True
         available = vram_tokens + external_tokens
         lacking = available < request.target_tokens
-        if request.ticket.op is TicketOp.RESUME and not request.settled:
-            self._settle_resume(request, min(available, request.target_tokens))
-            request.held = lacking
+        if request.ticket.op is TicketOp.RESUME and lacking and not request.settled:
+            # One that lacks nothing tells the rest itself: its companion would cost a forward
+            # pass, and is cancelled instead.
+            self._settle_resume(request, available)
+            request.held = True
         elif request.ticket.op is TicketOp.SUSPEND and lacking:
             facts = {"committed": False, "available_tokens": available}
             causes = [*request.causes, Cause(Reason.KV_EVICTED)]
@@ -221,7 +223,7 @@ class Coordinator:
     def offers(self, request_id: str, end_token: int | None) -> bool:
         """Whether the chunk that ends at this token can come from disk for this request."""
         request = self._requests.get(request_id)
-        if request is None or end_token is None:
+        if request is None or end_token is None or self.tier_off is not None:
             return False
         return self._loads.offers(request, self._limits.chunk_at(end_token))
 
@@ -300,7 +302,7 @@ class Coordinator:
             self._publish(self._heads.end_turn(request.session_key, branch, time.time()))
         elif branch is not None:
             self._publish(self._heads.add_branch(request.session_key, branch, time.time()))
-        if request.ticket.op is TicketOp.RESUME and not request.settled:
+        if request.ticket.op is TicketOp.RESUME and finished.aborted and not request.settled:
             self._settle_resume(request, 0, [Cause(Reason.ABORTED)])
         facts = {
             "split": asdict(request.split),
@@ -344,10 +346,11 @@ class Coordinator:
     def poll(self) -> None:
         """Handle the mover's answers, its hanging and its death."""
         for message in self._mover.poll():
-            self._handle(message)
+            if not self._handled(message):
+                self._give_up(message)
 
-    @guarded(None)
-    def _handle(self, message: protocol.Message) -> None:
+    @guarded(False)  # noqa: FBT003 - the value returned instead of raising
+    def _handled(self, message: protocol.Message) -> bool:
         # Guarded one by one: an answer that cannot be handled must not cost the ones after it.
         match message:
             case protocol.LoadOpened():
@@ -360,6 +363,15 @@ class Coordinator:
                 self._suspends.stored(message)
             case protocol.SuspendFinished():
                 self._suspends.finished(message)
+        return True
+
+    @guarded(None)
+    def _give_up(self, message: protocol.Message) -> None:
+        # A job whose end nobody is told of would keep its slots for ever.
+        if isinstance(message, protocol.LoadDone | protocol.StoreDone):
+            self._loads.forget(message.job_id)
+            if self._mover.end(message.job_id) is not None:
+                self._mover.report(JobDone(message.job_id, frozenset(), all_good=False))
 
     def _mover_died(self) -> None:
         self._loads.lose()
@@ -390,17 +402,22 @@ class Coordinator:
             self.poll()
             time.sleep(0.001)
 
+    def end_jobs(self) -> None:
+        """End every job, and the mover with them: for when they cannot be waited for."""
+        self._mover.end_jobs()
+
     def close(self) -> None:
         """End the mover."""
         self._mover.close()
 
     def turn_off(self, cause: Cause) -> None:
         """Weights or caches may have changed: nothing is loaded, nothing begun is committed."""
-        if self.tier_off is None:
+        is_news = self.tier_off is None
+        self.tier_off = self.tier_off or cause  # first of all: what follows might fail
+        if is_news:
             logger.warning("sessiond: the snapshot tier is off: %s", cause)
             if self.on_tier_off is not None:
                 self.on_tier_off(cause.detail or cause.reason.value)
-        self.tier_off = self.tier_off or cause
         for request in self._requests.values():
             self._loads.close(request, cause)
             if request.suspend is not None:

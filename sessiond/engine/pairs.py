@@ -3,6 +3,7 @@
 Both are sent at once. The connector holds the companion until the move has settled, and holds
 the moving request, computing nothing, where the move cannot be what was asked for: then the
 companion's answer says what would be possible, and the moving request has to be cancelled.
+A resume that went well says so itself; its companion is cancelled.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ async def suspend_round(client: EngineClient, pair: Pair) -> CommitResult:
 
     :raises UnavailableError: as :meth:`EngineClient.send`; what was committed is then unknown.
     """
-    moved, told = await _run(client, pair, accepted=lambda answer: answer.flag("committed"))
+    moved, told = await _run(client, pair, lambda answer: answer.flag("committed"))
     last = told or moved
     assert last is not None
     return CommitResult(
@@ -73,43 +74,45 @@ async def resume_round(client: EngineClient, pair: Pair) -> ResumeResult:
     def accepted(answer: Answer) -> bool:
         return answer.ok and answer.number("loadable_tokens") >= asked
 
-    moved, told = await _run(client, pair, accepted)
+    moved, told = await _run(client, pair, accepted, moved_is_enough=True)
+    went_well = moved is not None and moved.ok
     causes = (*(told.causes if told else ()), *(moved.causes if moved else ()))
     return ResumeResult(
-        loadable_tokens=told.number("loadable_tokens") if told and told.ok else 0,
+        loadable_tokens=asked if went_well else _loadable_tokens(told),
         causes=tuple({(cause.reason, cause.detail): cause for cause in causes}.values()),
-        moved=moved if told else None,
+        moved=moved if went_well else None,
     )
 
 
+def _loadable_tokens(told: Answer | None) -> int:
+    return told.number("loadable_tokens") if told and told.ok else 0
+
+
 async def _run(
-    client: EngineClient, pair: Pair, accepted: Callable[[Answer], bool]
+    client: EngineClient,
+    pair: Pair,
+    accepted: Callable[[Answer], bool],
+    *,
+    moved_is_enough: bool = False,
 ) -> tuple[Answer | None, Answer | None]:
     """Return both answers; the first is ``None`` if cancelled, the second if never awaited."""
     moving = _start(client.send(pair.moving, pair.deadline_s))
     companion = _start(client.send(pair.companion, pair.deadline_s))
     try:
-        return await _settle(moving, companion, accepted)
+        await asyncio.wait((moving, companion), return_when=asyncio.FIRST_COMPLETED)
+        if moving.done() and not companion.done():
+            answer = moving.result()
+            # Refused before anything moved, it has a companion that nobody answers.
+            if moved_is_enough or not answer.ok:
+                return answer, None
+        told = await companion
+        if not accepted(told):
+            return None, told
+        return await moving, told
     finally:
         for task in (moving, companion):
             task.cancel()
         await asyncio.gather(moving, companion, return_exceptions=True)
-
-
-async def _settle(
-    moving: asyncio.Task[Answer],
-    companion: asyncio.Task[Answer],
-    accepted: Callable[[Answer], bool],
-) -> tuple[Answer | None, Answer | None]:
-    await asyncio.wait((moving, companion), return_when=asyncio.FIRST_COMPLETED)
-    if moving.done() and not companion.done():
-        answer = moving.result()
-        if not answer.ok:
-            return answer, None  # refused before anything moved: nobody answers the companion
-    told = await companion
-    if not accepted(told):
-        return None, told
-    return await moving, told
 
 
 def _start(call: Coroutine[Any, Any, Answer]) -> asyncio.Task[Answer]:

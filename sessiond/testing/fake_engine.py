@@ -250,12 +250,12 @@ class FakeEngine:
         split, reason = self._look(call)
         asked = len(call.prompt) - 1
         causes = (Cause(reason),) if reason else ()
-        settled = _Settled({"loadable_tokens": split.cached_tokens}, causes)
-        self._settle(call.ticket, settled)
         if split.cached_tokens < asked:
+            settled = _Settled({"loadable_tokens": split.cached_tokens}, causes)
+            self._settle(call.ticket, settled)
             return settled
         self._resident.setdefault(call.salt, []).append(call.prompt[:-1])
-        return self._answer(call, split=split)
+        return self._answer(call, split=split, causes=causes)
 
     def _split(self, call: _Call) -> TurnSplit:
         return self._look(call)[0]

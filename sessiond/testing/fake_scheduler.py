@@ -1,10 +1,10 @@
-"""Plays vLLM's scheduler for a coordinator, with a scripted mover."""
+"""Plays vLLM's scheduler for a coordinator, with a scripted mover or a real one."""
 
 from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sessiond.connector.coordinator import Coordinator
 from sessiond.connector.headbook import HeadBook
@@ -17,10 +17,10 @@ from sessiond.domain.tokens import TokenIds, head_digest, token_ids
 from sessiond.testing.fake_mover import FakeMovers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
-    from sessiond.connector.moverwatch import JobDone
-    from sessiond.testing.fake_mover import FakeClock, FakeMover
+    from sessiond.connector.moverwatch import JobDone, MoverLink
+    from sessiond.testing.fake_mover import FakeMover
 
 ENGINE_ID = "e" * 32
 TICKET_KEY = b"k" * 32
@@ -36,6 +36,16 @@ LIMITS = Limits(
 )
 
 
+class Clock(Protocol):
+    """What a scheduler needs of the module ``time``."""
+
+    def time(self) -> float:
+        """Return Unix time."""
+
+    def sleep(self, seconds: float, /) -> None:
+        """Let time pass."""
+
+
 def tokens_of(chunks: int, extra: int = 1, first: int = 0) -> TokenIds[int]:
     """Return so many whole chunks of tokens and some more."""
     return token_ids(range(first, first + chunks * CHUNK_TOKENS + extra))
@@ -45,19 +55,21 @@ def tokens_of(chunks: int, extra: int = 1, first: int = 0) -> TokenIds[int]:
 class FakeScheduler:
     """One engine without vLLM. Chunks are named by the token at which they end, as there."""
 
-    clock: FakeClock
+    clock: Clock
     movers: FakeMovers = field(default_factory=FakeMovers)
     limits: Limits = LIMITS
+    start_mover: Callable[[], MoverLink] | None = None  #: a real one, instead of a scripted one
 
     def __post_init__(self) -> None:
         heads = HeadBook(ENGINE_ID, limit_tokens=10_000)
-        self.coordinator = Coordinator(ENGINE_ID, TICKET_KEY, self.limits, heads, self.movers.start)
+        start = self.start_mover or self.movers.start
+        self.coordinator = Coordinator(ENGINE_ID, TICKET_KEY, self.limits, heads, start)
         self._tokens: dict[str, TokenIds[int]] = {}
         self._numbers = itertools.count(1)
 
     @property
     def mover(self) -> FakeMover:
-        """The mover that was started last."""
+        """The scripted mover that was started last."""
         return self.movers.newest
 
     # Requests

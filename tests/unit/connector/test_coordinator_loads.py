@@ -391,16 +391,15 @@ def test_a_preempted_turns_split_is_that_of_its_last_begin(
 # A resume and its outcome
 
 
-def test_a_resume_that_has_everything_goes_on(vllm: FakeScheduler) -> None:
+def test_a_resume_that_has_everything_tells_so_itself(vllm: FakeScheduler) -> None:
     resume, outcome = arrive(vllm, op=TicketOp.RESUME), vllm.outcome()
     assert not vllm.may_match(outcome)
     admit(vllm, resume)
     load_all(vllm, resume)
     assert vllm.match(resume, 0, 12)
-    assert vllm.may_match(outcome)
-    assert vllm.finish(outcome)["loadable_tokens"] == 12
     vllm.coordinator.in_vram(resume)
     assert vllm.finish(resume)["split"]["disk_tokens"] == 12
+    assert not vllm.may_match(outcome)  # it is cancelled, and costs no forward pass
 
 
 def test_a_resume_that_lacks_kv_is_held_and_reports(vllm: FakeScheduler) -> None:
@@ -426,13 +425,6 @@ def test_a_resume_larger_than_ram_reports_what_fits(vllm: FakeScheduler) -> None
     assert reasons(answer) == ["ram_tier_too_small"]
 
 
-def test_what_is_there_beyond_the_target_does_not_count(vllm: FakeScheduler) -> None:
-    resume, outcome = arrive(vllm, op=TicketOp.RESUME), vllm.outcome()
-    admit(vllm, resume)
-    vllm.match(resume, 13, 0)
-    assert vllm.finish(outcome)["loadable_tokens"] == 12
-
-
 def test_an_aborted_resume_settles_its_outcome(vllm: FakeScheduler) -> None:
     resume, outcome = arrive(vllm, op=TicketOp.RESUME), vllm.outcome()
     vllm.abort(resume)
@@ -441,17 +433,14 @@ def test_an_aborted_resume_settles_its_outcome(vllm: FakeScheduler) -> None:
     assert (answer["loadable_tokens"], reasons(answer)) == (0, ["aborted"])
 
 
-def test_a_resume_preempted_after_its_outcome_was_told_is_not_held(
-    vllm: FakeScheduler, clock: FakeClock
-) -> None:
+def test_a_resume_that_was_preempted_and_lost_its_kv_reports_that(vllm: FakeScheduler) -> None:
     resume, outcome = arrive(vllm, op=TicketOp.RESUME), vllm.outcome()
     admit(vllm, resume)
     load_all(vllm, resume)
-    vllm.match(resume, 0, 12)
-    vllm.finish(outcome)
-    clock.sleep(5)
-    assert vllm.may_match(resume)
-    assert vllm.match(resume, 0, 0)
+    assert vllm.match(resume, 0, 12)
+    assert not vllm.match(resume, 0, 4)
+    assert not vllm.may_match(resume)
+    assert vllm.finish(outcome)["loadable_tokens"] == 4
 
 
 def test_an_outcome_without_its_resume_is_answered_in_the_end(

@@ -176,6 +176,22 @@ async def test_a_held_request_is_cancelled_by_closing_its_connection() -> None:
         assert server.closed_early == ["resume"]
 
 
+async def test_a_resume_that_went_well_cancels_its_companion() -> None:
+    async def handler(body: dict[str, Any]) -> bytes | None:
+        if body["kv_transfer_params"]["sessiond_ticket"] == "resume":
+            return ok({})
+        await asyncio.sleep(30)
+        return None
+
+    async with serving(handler) as server, open_http() as http_client:
+        pair = Pair(request(server, "resume", 97), request(server, "outcome"), 5)
+        result = await resume_round(EngineClient(http_client), pair)
+        assert result.loadable_tokens == 96
+        assert result.moved is not None
+        await asyncio.sleep(0.05)
+        assert server.closed_early == ["outcome"]
+
+
 async def test_cancelling_a_round_closes_both_connections() -> None:
     async def handler(_: dict[str, Any]) -> None:
         await asyncio.sleep(30)
