@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import mmap
 import os
 import signal
 import socket
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from sessiond.connector.mover import protocol
+from sessiond.connector.mover.region import map_region, touch_in_background
 from sessiond.connector.mover.server import Mover
 
 logger = logging.getLogger(__name__)
@@ -42,9 +42,8 @@ def _serve() -> None:
     hello = protocol.receive(sock)
     if not isinstance(hello, protocol.Hello):
         return
-    region_fd = int(sys.argv[2])
-    region = mmap.mmap(region_fd, hello.region_chunks * hello.chunk_bytes, mmap.MAP_SHARED)
-    os.close(region_fd)
+    region = map_region(int(sys.argv[2]), hello.region_chunks * hello.chunk_bytes)
+    touch_in_background(region)
     mover = Mover(hello, memoryview(region), lambda message: protocol.send(sock, message))
     while (message := protocol.receive(sock)) is not None:
         mover.handle(message)

@@ -15,6 +15,7 @@ from sqlalchemy import event, text
 from sessiond.domain.ids import DEFAULT_TENANT, OperationId, SessionId, TenantId
 from sessiond.domain.session import OperationKind, OperationStatus
 from sessiond.registry import Registry
+from sessiond.registry.restore import Witness
 from sessiond.testing.values import NOW_UNIX_S, a_session, a_summary, an_operation
 
 if TYPE_CHECKING:
@@ -76,6 +77,11 @@ CALLS: dict[str, Callable[[Registry], object]] = {
     "update": lambda r: r.update_session(S, T, pinned=True),
     "record": lambda r: r.record_snapshot(S, T, a_summary(9)),
     "snapshots": lambda r: r.list_snapshots(S, T),
+    "restore": lambda r: r.restore_session(
+        Witness(a_session(SessionId("s4")), 1.0, (a_summary(3),), frozenset({1}), is_guess=False),
+        LATE_UNIX_S,
+    ),
+    "restore deleted": lambda r: r.restore_deleted(S, SessionId("s6"), 2e9, LATE_UNIX_S),
     "delete": lambda r: r.mark_deleted(S, SessionId("s3"), NOW_UNIX_S),
     "sweep": lambda r: r.sessions_for_sweep([(S, SessionId(f"s{i}")) for i in range(300)]),
     "forget": lambda r: r.forget_snapshots(S, SessionId("s5"), [1], "snapshot_evicted"),
