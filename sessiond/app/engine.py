@@ -12,12 +12,19 @@ import re
 import shlex
 import shutil
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from sessiond.app.paths import default_key_file, default_store_root
+from sessiond.app.paths import (
+    FLOOR_VARIABLE,
+    default_key_file,
+    default_store_root,
+    free_space_floor_bytes,
+)
+from sessiond.connector import scratch
 from sessiond.connector.versions import require_supported_vllm
 from sessiond.domain.errors import SessiondError
 
@@ -63,7 +70,24 @@ def run(arguments: Sequence[str]) -> NoReturn:
         sys.stdout.write(json.dumps(command) if options.json else shlex.join(command))
         sys.stdout.write("\n")
         sys.exit(0)
-    os.execv(command[0], command)  # noqa: S606 - becoming vLLM is the purpose
+    _become(command)
+
+
+def _become(command: list[str]) -> NoReturn:
+    """Become vLLM, with a temporary folder of its own; those of dead engines are removed."""
+    scratch.reclaim()
+    try:
+        own = scratch.make()
+    except OSError as error:
+        _refuse(f"no temporary folder can be made: {error}")
+    if own is None:
+        sys.stderr.write(
+            f"sessiond engine: {tempfile.gettempdir()} is too long a path for sockets in a folder "
+            "of their own: should the engine be killed, its temporary files stay there. "
+            "Set TMPDIR to a shorter path.\n"
+        )
+    env = {**os.environ, **(own.environment(os.environ) if own else {})}
+    os.execve(command[0], command, env)  # noqa: S606 - becoming vLLM is the purpose
 
 
 def _refuse(message: str) -> NoReturn:
@@ -154,6 +178,7 @@ def _kv_transfer_config(
         "key_file": str((options.key_file or default_key_file(root)).expanduser().absolute()),
         "url": options.engine_url or _url(vllm_options),
         "allow_weight_updates": options.allow_weight_updates,
+        **_floor(),
         **dict(_setting(text) for text in options.connector_setting),
     }
     return {
@@ -171,6 +196,14 @@ def _kv_transfer_config(
             "sessiond": settings,
         },
     }
+
+
+def _floor() -> dict[str, int]:
+    try:
+        floor_bytes = free_space_floor_bytes()
+    except ValueError:
+        _refuse(f"{FLOOR_VARIABLE} is no whole number of bytes")
+    return {} if floor_bytes is None else {"free_space_floor_bytes": floor_bytes}
 
 
 def _setting(text: str) -> tuple[str, Any]:

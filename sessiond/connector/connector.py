@@ -18,7 +18,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import (
 )
 from vllm.v1.request import RequestStatus
 
-from sessiond.connector import guard, leftovers
+from sessiond.connector import guard, leftovers, scratch
 from sessiond.connector.announcer import Announcer
 from sessiond.connector.coordinator import Coordinator
 from sessiond.connector.digests import DigestCache
@@ -29,6 +29,7 @@ from sessiond.connector.limits import Limits
 from sessiond.connector.manager import SessionOffloadingManager
 from sessiond.connector.mover import protocol
 from sessiond.connector.mover.client import MoverClient
+from sessiond.connector.mover.memory import divide
 from sessiond.connector.refusals import require_supported_engine, weights_may_change
 from sessiond.connector.requests import ArrivingRequest, FinishedRequest
 from sessiond.connector.settings import ConnectorSettings
@@ -54,6 +55,7 @@ logger = logging.getLogger("vllm.sessiond.connector")
 
 # Heads are kept while their KV may still be in VRAM or RAM, with room for what comes and goes.
 _HEAD_TOKENS_PER_KV_TOKEN = 4
+_RESET = Cause(Reason.TIER_OFF, "the engine's caches were reset")
 
 
 class SessionConnector(OffloadingConnector):
@@ -64,6 +66,7 @@ class SessionConnector(OffloadingConnector):
     ) -> None:
         require_supported_engine(vllm_config, kv_cache_config)
         super().__init__(vllm_config, role, kv_cache_config)
+        scratch.hold()
         self._coordinator: Coordinator | None = None
         if role == KVConnectorRole.SCHEDULER:
             self._start(vllm_config, kv_cache_config)
@@ -110,7 +113,8 @@ class SessionConnector(OffloadingConnector):
 
     def reset_cache(self) -> bool | None:
         """As vLLM's; the weights may have changed, so the tier goes off until a restart."""
-        self._turn_off()
+        if not self._turn_off() and self._coordinator is not None:
+            self._coordinator.tier_off = _RESET  # whatever failed: it is off all the same
         return super().reset_cache()
 
     # --- guarded insides -----------------------------------------------------------------
@@ -167,11 +171,11 @@ class SessionConnector(OffloadingConnector):
             )
         )
 
-    @guarded(None)
-    def _turn_off(self) -> None:
-        if self._coordinator is None:
-            return
-        self._coordinator.turn_off(Cause(Reason.TIER_OFF, "the engine's caches were reset"))
+    @guarded(False)  # noqa: FBT003 - the value returned instead of raising
+    def _turn_off(self) -> bool:
+        if self._coordinator is not None:
+            self._coordinator.turn_off(_RESET)
+        return True
 
     # --- start ---------------------------------------------------------------------------
 
@@ -240,6 +244,10 @@ def _coordinator(
     head_limit_tokens: int,
     region_fd: int,
 ) -> Coordinator:
+    # Refused here, with the engine's start, and not by a mover that ends again and again.
+    divide(
+        settings.mover_memory_bytes, info.chunk_bytes, settings.read_threads, settings.write_threads
+    )
     hello = protocol.Hello(
         root=str(settings.root),
         key_file=str(settings.key_file),
@@ -248,9 +256,13 @@ def _coordinator(
         chunk_tokens=info.chunk_tokens,
         chunk_bytes=info.chunk_bytes,
         region_chunks=info.ram_tier_chunks,
-        codec=_codec(settings, info),
+        codec=settings.codec,
+        item_bytes=_item_bytes(info),
         read_threads=settings.read_threads,
+        write_threads=settings.write_threads,
+        memory_bytes=settings.mover_memory_bytes,
         segment_limit_bytes=settings.segment_limit_bytes,
+        floor_bytes=settings.free_space_floor_bytes,
     )
     limits = Limits(
         chunk_tokens=info.chunk_tokens,
@@ -272,12 +284,10 @@ def _head_limit_tokens(info: EngineInfo, kv_cache_config: KVCacheConfig) -> int:
     return _HEAD_TOKENS_PER_KV_TOKEN * (vram_tokens + ram_tokens)
 
 
-def _codec(settings: ConnectorSettings, info: EngineInfo) -> str:
-    if settings.codec != "auto":
-        return settings.codec
-    # Byte planes pay for 16-bit floats; 8-bit KV hardly compresses.
-    two_bytes = info.fingerprint.fields["kv_dtype"] in ("bfloat16", "float16")
-    return "planar-zstd" if two_bytes else "raw"
+def _item_bytes(info: EngineInfo) -> int:
+    """Return the size of the numbers that KV consists of; 8-bit kinds have many names."""
+    name = str(info.fingerprint.fields["kv_dtype"])
+    return {"bfloat16": 2, "float16": 2, "half": 2, "float32": 4, "float": 4}.get(name, 1)
 
 
 def _served_name(vllm_config: VllmConfig) -> str:

@@ -99,20 +99,27 @@ class Loads:
 
     def done(self, message: protocol.LoadDone) -> None:
         """The mover has read, and verified, what it could."""
+        causes = [Cause.from_json(cause) for cause in message.causes]
+        failed = frozenset(message.failed)
         chunks = self._mover.end(message.job_id)
         if chunks is None:
             return
-        failed = frozenset(message.failed)
         good = chunks - failed
         request = self._loading.pop(message.job_id, None)
         if request is not None and request.load is not None:
             request.load.jobs.discard(message.job_id)
             request.load.failed |= failed
             request.load.from_disk |= good
-            request.causes.extend(Cause.from_json(cause) for cause in message.causes)
+            request.causes.extend(causes)
         self._mover.report(
             JobDone(message.job_id, good, not failed, message.seconds, message.read_bytes)
         )
+
+    def forget(self, job_id: int) -> None:
+        """Wait no more for a job."""
+        request = self._loading.pop(job_id, None)
+        if request is not None and request.load is not None:
+            request.load.jobs.discard(job_id)
 
     def in_vram(self, request: TicketedRequest) -> None:
         """The request's chunks were copied: its share of the RAM tier is free again."""

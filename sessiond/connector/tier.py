@@ -19,7 +19,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, Tra
 from sessiond.connector.guard import guarded
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Sequence
 
     from vllm.v1.kv_offload.base import OffloadingSpec, OffloadKey, ReqContext
 
@@ -71,7 +71,7 @@ class SnapshotTier(SecondaryTierManager):
         """Return the jobs that ended since the last call."""
         results, self._results = self._results, []
         for done in self._take_done():
-            results.append(self._result(done))
+            results.append(self._result(done) or JobResult(done.job_id, success=False))
         return results
 
     @guarded(False)  # noqa: FBT003 - the value returned instead of raising
@@ -95,8 +95,9 @@ class SnapshotTier(SecondaryTierManager):
 
     def drain_jobs(self) -> None:
         """Block until every job has ended; a mover that does not end them is replaced."""
-        if self._coordinator is not None:
-            self._drained()
+        if self._coordinator is not None and not self._drained():
+            # vLLM takes for granted that none is left, and uses their slots for something else.
+            self._end_jobs()
 
     def shutdown(self) -> None:
         """End the mover."""
@@ -125,12 +126,20 @@ class SnapshotTier(SecondaryTierManager):
             req_context.req_id
         )
 
-    def storable(self, keys: Collection[OffloadKey], req_context: ReqContext) -> list[OffloadKey]:
+    @guarded(())
+    def storable(
+        self, keys: Collection[OffloadKey], req_context: ReqContext
+    ) -> Sequence[OffloadKey]:
         """Return those of a suspend's chunks that are worth handing over, in the same order."""
-        ends = self._storable_ends(keys, req_context)
-        return [key for key in keys if req_context.get_offload_key_position(key) in ends]
+        assert self._coordinator is not None
+        ends = [_end(key, req_context) for key in keys]
+        wanted = self._coordinator.storable(req_context.req_id, ends)
+        return [key for key, end in zip(keys, ends, strict=True) if end in wanted]
 
-    def first_half(self, keys: list[OffloadKey], req_context: ReqContext) -> list[OffloadKey]:
+    @guarded(())
+    def first_half(
+        self, keys: Sequence[OffloadKey], req_context: ReqContext
+    ) -> Sequence[OffloadKey]:
         """Return the chunks of the first half of the token range, of every group."""
         ends = sorted({_end(key, req_context) for key in keys})
         limit = ends[len(ends) // 2 - 1] if len(ends) > 1 else 0
@@ -169,6 +178,7 @@ class SnapshotTier(SecondaryTierManager):
     def _take_done(self) -> Iterable[JobDone]:
         return () if self._coordinator is None else self._coordinator.take_done()
 
+    @guarded(None)
     def _result(self, done: JobDone) -> JobResult:
         keys = self._keys_of_jobs.pop(done.job_id, {})
         return JobResult(
@@ -179,18 +189,16 @@ class SnapshotTier(SecondaryTierManager):
             transfer_bytes=done.moved_bytes,
         )
 
-    @guarded(frozenset())
-    def _storable_ends(
-        self, keys: Collection[OffloadKey], req_context: ReqContext
-    ) -> frozenset[int]:
-        assert self._coordinator is not None
-        ends = [_end(key, req_context) for key in keys]
-        return self._coordinator.storable(req_context.req_id, ends)
-
-    @guarded(None)
-    def _drained(self) -> None:
+    @guarded(False)  # noqa: FBT003 - the value returned instead of raising
+    def _drained(self) -> bool:
         assert self._coordinator is not None
         self._coordinator.drain()
+        return True
+
+    @guarded(None)
+    def _end_jobs(self) -> None:
+        assert self._coordinator is not None
+        self._coordinator.end_jobs()
 
     @guarded(None)
     def _shut_down(self) -> None:

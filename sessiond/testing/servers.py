@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from sessiond.connector import leftovers
+from sessiond.connector import leftovers, scratch
 from sessiond.domain.engines import SharedFile
 
 _POLL_S = 0.1
@@ -34,6 +34,7 @@ class Server:
     :param command: what to run
     :param ready_url: answers 200 when the server is ready
     :param log: its output
+    :param own_scratch: a temporary folder that only it uses; removed with it
     """
 
     def __init__(
@@ -42,8 +43,10 @@ class Server:
         ready_url: str,
         log: Path,
         env: Mapping[str, str] | None = None,
+        own_scratch: scratch.Scratch | None = None,
     ) -> None:
         self._ready_url = ready_url
+        self._scratch = own_scratch
         self._shared: frozenset[SharedFile] = frozenset()
         self._log = log
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -91,12 +94,16 @@ class Server:
         return self._log.read_text(errors="replace")
 
     def kill(self) -> None:
-        """SIGKILL the server and all it started, wait for their end, remove their memory."""
+        """SIGKILL the server and all it started, wait for their end, remove what they left."""
         self._note_shared_memory()
         self._kill_members()
         self._process.wait()
         self._wait_members_gone()
         leftovers.reclaim(self._shared)
+        if self._scratch is not None:
+            self._scratch.close()
+            self._scratch = None
+        scratch.reclaim()
 
     def stop(self, timeout_s: float = 30.0) -> None:
         """SIGTERM the server, then kill what is left of its group."""
@@ -203,6 +210,8 @@ def engine_server(
 
 def plain_engine_server(model: Path, log: Path, *, port: int, options: Sequence[str]) -> Server:
     """Start vLLM without sessiond on the CPU; not yet ready when returned."""
+    own = scratch.make()
+    env = {**CPU_ENGINE_ENV, **(own.environment(os.environ) if own else {})}
     command = [
         sys.executable,
         "-m",
@@ -217,7 +226,7 @@ def plain_engine_server(model: Path, log: Path, *, port: int, options: Sequence[
         *CPU_ENGINE_OPTIONS,
         *options,
     ]
-    return Server(command, f"http://127.0.0.1:{port}/health", log, CPU_ENGINE_ENV)
+    return Server(command, f"http://127.0.0.1:{port}/health", log, env, own)
 
 
 def daemon_server(log: Path, *, port: int, env: Mapping[str, str]) -> Server:

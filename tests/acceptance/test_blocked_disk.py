@@ -14,7 +14,8 @@ import pytest
 
 from sessiond.connector.mover import protocol
 from sessiond.connector.mover.client import MoverClient
-from sessiond.connector.moverwatch import JobDone, MoverWatch, Question
+from sessiond.connector.moverwatch import JobDone, MoverWatch
+from sessiond.connector.questions import Question
 from sessiond.domain.ids import SessionId
 from sessiond.domain.tokens import to_bytes
 from sessiond.store.store import Store

@@ -8,35 +8,9 @@ from pathlib import Path
 import pytest
 
 from sessiond.testing.agent import Agent
+from sessiond.testing.overrides import LOADING, STORING
 from sessiond.testing.stack import Stack
 from sessiond.testing.texts import opening
-
-# What a turn and a suspend run through.
-STORING = (
-    "SessionConnector._arrive",
-    "SessionConnector._may_match",
-    "SessionConnector._matched",
-    "SessionConnector._scheduled",
-    "SessionConnector._finish",
-    "SnapshotTier.on_new_request",
-    "SnapshotTier.on_request_finished",
-    "SnapshotTier.is_suspend",
-    "SnapshotTier.has_pending_work",
-    "SnapshotTier._storable_ends",
-    "SnapshotTier._submit_store",
-    "SnapshotTier._take_done",
-)
-# What a turn runs through that could restore its session.
-LOADING = (
-    "SessionConnector._may_match",
-    "SnapshotTier.lookup",
-    "SnapshotTier.offers",
-    "SnapshotTier.keeps_promoted",
-    "SnapshotTier.in_vram",
-    "SnapshotTier._submit_load",
-    "SessionOffloadingManager._pin",
-    "SessionOffloadingManager._unpin",
-)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ def test_a_suspend_during_a_turn_is_refused_and_the_turn_goes_on(agent: Agent) -
     turns: list[Turn] = []
     messages = opening(agent.session_id, 700)
     long_turn = threading.Thread(
-        target=lambda: turns.append(agent.ticketed_turn(messages, tokens=300))
+        target=lambda: turns.append(agent.ticketed_turn(messages, tokens=120))
     )
     long_turn.start()
     path = f"/v1/sessions/{agent.session_id}"
@@ -29,6 +29,6 @@ def test_a_suspend_during_a_turn_is_refused_and_the_turn_goes_on(agent: Agent) -
 
     assert refused.status_code == httpx.codes.CONFLICT
     assert refused.json()["code"] == "turn_in_flight"
-    assert len(turns[0].token_ids) == 300
+    assert len(turns[0].token_ids) == 120
     assert agent.suspend()["missing_tokens"] == 0
     assert agent.try_call("GET", path).json()["state"] == "suspended"

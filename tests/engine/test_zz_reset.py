@@ -1,4 +1,4 @@
-"""A reset of the engine's caches in the middle of things; the last test of the shared engine,
+"""A reset of the engine's caches in the middle of things; the last tests of the shared engine,
 since the snapshot tier stays off afterwards."""
 
 from __future__ import annotations
@@ -8,21 +8,25 @@ import time
 from collections.abc import Callable
 
 import httpx
+import pytest
 
 from sessiond.testing.agent import Agent
+from sessiond.testing.overrides import RESETTING
 from sessiond.testing.stack import Stack
 from sessiond.testing.texts import opening
+
+RESET = "/reset_prefix_cache?reset_external=true"
 
 
 def test_a_reset_during_a_restore_turns_the_tier_off_and_the_engine_serves_on(
     stack: Stack, agent: Agent, evict: Callable[[], None]
 ) -> None:
-    messages = opening(agent.session_id, 2000)
+    messages = opening(agent.session_id, 1500)
     agent.ticketed_turn(messages, tokens=8)
     agent.suspend()
     evict()
     stop = threading.Event()
-    url = f"http://127.0.0.1:{stack.engine_port}/reset_prefix_cache?reset_external=true"
+    url = f"http://127.0.0.1:{stack.engine_port}{RESET}"
 
     def reset() -> None:
         while not stop.is_set():
@@ -37,10 +41,26 @@ def test_a_reset_during_a_restore_turns_the_tier_off_and_the_engine_serves_on(
     assert len(turn.token_ids) == 8
     served = agent.turn(opening("after the reset", 400), tokens=8, cache_salt="after")
     assert len(served.token_ids) == 8
-    agent.ticketed_turn(opening(f"{agent.session_id} went on", 2500), tokens=8)
+    agent.ticketed_turn(opening(f"{agent.session_id} went on", 400), tokens=8)
     answer = agent.try_call("POST", f"/v1/sessions/{agent.session_id}/suspend")
     assert answer.is_error
     deadline_s = time.monotonic() + 20
     while not agent.try_call("GET", "/v1/engines").json()["engines"][0]["tier_off"]:
         assert time.monotonic() < deadline_s
         time.sleep(0.1)
+
+
+@pytest.mark.parametrize("name", RESETTING)
+def test_a_fault_in_a_reset_leaves_the_tier_off_and_the_engine_alive(
+    stack: Stack, agent: Agent, name: str
+) -> None:
+    faults = stack.folder / "faults"
+    faults.write_text(name)
+
+    httpx.post(f"http://127.0.0.1:{stack.engine_port}{RESET}", timeout=60).raise_for_status()
+
+    faults.write_text("")
+    assert f"{name} failed" in stack.engine.log_text()
+    served = agent.ticketed_turn(opening(agent.session_id, 200), tokens=4)
+    assert len(served.token_ids) == 4
+    assert agent.try_call("POST", f"/v1/sessions/{agent.session_id}/suspend").is_error

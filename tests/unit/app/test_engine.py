@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 from sessiond.app import engine
 from sessiond.app.engine import context_kv_bytes, run
+from sessiond.connector import scratch
 from sessiond.connector.settings import ConnectorSettings
 
 CONFIG = {
@@ -93,6 +96,16 @@ def test_other_options_go_to_vllm_in_their_order(
     assert printed(capsys, model, *theirs[:2], *ours, *theirs[2:])[-4:] == theirs
 
 
+def test_the_floor_of_free_space_is_the_daemons(
+    capsys: pytest.CaptureFixture[str], model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "free_space_floor_bytes" not in settings(capsys, model)
+    monkeypatch.setenv("SESSIOND_FREE_SPACE_FLOOR_BYTES", "4096")
+    assert settings(capsys, model)["free_space_floor_bytes"] == 4096
+    monkeypatch.setenv("SESSIOND_FREE_SPACE_FLOOR_BYTES", "much")
+    assert "FREE_SPACE_FLOOR_BYTES" in refusal(capsys, model)
+
+
 def test_the_printed_command_can_be_pasted(capsys: pytest.CaptureFixture[str], model: str) -> None:
     as_list = printed(capsys, model)
     with pytest.raises(SystemExit):
@@ -100,20 +113,59 @@ def test_the_printed_command_can_be_pasted(capsys: pytest.CaptureFixture[str], m
     assert shlex.split(capsys.readouterr().out) == as_list
 
 
-def test_without_print_it_becomes_that_command(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, model: str
-) -> None:
-    become: list[tuple[str, list[str]]] = []
+@pytest.fixture
+def become(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str], dict[str, str]]]:
+    """What this process was about to become: program, arguments, environment."""
+    calls: list[tuple[str, list[str], dict[str, str]]] = []
 
-    def execv(path: str, command: list[str]) -> None:
-        become.append((path, command))
+    def execve(path: str, command: list[str], env: dict[str, str]) -> None:
+        calls.append((path, command, env))
         raise SystemExit(0)
 
+    monkeypatch.setattr("os.execve", execve)
+    return calls
+
+
+def test_without_print_it_becomes_that_command_with_a_temporary_folder_of_its_own(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    model: str,
+    become: list[tuple[str, list[str], dict[str, str]]],
+) -> None:
     command = printed(capsys, model)
-    monkeypatch.setattr("os.execv", execv)
+    with tempfile.TemporaryDirectory(prefix="t") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # importing vLLM may set it
+        dead = scratch.make()
+        assert dead is not None
+        os.close(dead.lock_fd)
+        with pytest.raises(SystemExit):
+            run([model])
+        (left,) = Path(folder).iterdir()
+        ((path, became, env),) = become
+        assert (path, became) == (sys.executable, command)
+        assert env["TMPDIR"] == str(left)
+        assert left != dead.path
+        assert env["TORCHINDUCTOR_CACHE_DIR"].startswith(f"{folder}/torchinductor_")
+        assert env["PATH"] == os.environ["PATH"]
+
+
+def test_a_temporary_folder_too_deep_for_sockets_is_used_as_it_is_and_named(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    model: str,
+    become: list[tuple[str, list[str], dict[str, str]]],
+) -> None:
+    deep = tmp_path / ("d" * 60)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    monkeypatch.setenv("TMPDIR", str(deep))
     with pytest.raises(SystemExit):
         run([model])
-    assert become == [(sys.executable, command)]
+    assert become[0][2]["TMPDIR"] == str(deep)
+    assert "Set TMPDIR to a shorter path" in capsys.readouterr().err
+    assert list(deep.iterdir()) == []
 
 
 def test_connector_spec_and_tier_can_be_found(
