@@ -32,6 +32,7 @@ IdleTimeout = Annotated[
 Ttl = Annotated[
     float | None,
     Field(
+        strict=True,  # true is no second
         ge=0,
         le=_MAX_IDLE_TIMEOUT_S,
         allow_inf_nan=False,

@@ -30,7 +30,10 @@ def default_key_file(store_root: Path) -> Path:
 def free_space_floor_bytes() -> int | None:
     """Return ``SESSIOND_FREE_SPACE_FLOOR_BYTES``; ``None`` where it is not set.
 
-    :raises ValueError: it is no number.
+    :raises ValueError: it is no number of bytes.
     """
     given = os.environ.get(FLOOR_VARIABLE)
-    return int(given) if given else None
+    floor_bytes = int(given) if given else None
+    if floor_bytes is not None and floor_bytes < 0:
+        raise ValueError("a floor cannot be negative")
+    return floor_bytes

@@ -19,28 +19,12 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from sessiond.connector.mover import protocol
+from sessiond.connector.questions import Question, Questions
 
 logger = logging.getLogger("vllm.sessiond.mover")
-
-Question: TypeAlias = (
-    protocol.WriteHead
-    | protocol.OpenLoad
-    | protocol.Load
-    | protocol.OpenSuspend
-    | protocol.Store
-    | protocol.FinishSuspend
-)
-#: The answer's type and the id of its plan or job.
-_Key: TypeAlias = tuple[type[protocol.Message], int]
-
-# These may take as long as they like, as long as chunk after chunk is moved.
-_LONG = (protocol.LoadDone, protocol.StoreDone)
-# The mover does these one after the other, so a question's time begins with the answer to the
-# one before it.
-_IN_TURN = (protocol.SuspendOpened, protocol.StoreDone, protocol.SuspendFinished)
 
 #: After so many deaths within an hour none is started any more: the machine is not well.
 MAX_DEATHS = 5
@@ -106,9 +90,7 @@ class MoverWatch:
         self._on_replaced = on_replaced
         self._mover: MoverLink | None = start()
         self._dying: MoverLink | None = None
-        self._asked_s: dict[_Key, float] = {}
-        self._progress_s = 0.0
-        self._answered_s = 0.0  # the last answer to a question of those in turn
+        self._questions = Questions()
         self._jobs: dict[int, frozenset[int]] = {}
         self._done: list[JobDone] = []
         self._died_s: list[float] = []
@@ -127,12 +109,12 @@ class MoverWatch:
     @property
     def has_work(self) -> bool:
         """Whether an answer is due, a job has just ended, or a mover is dying."""
-        return bool(self._asked_s or self._jobs or self._done or self._dying)
+        return bool(self._questions or self._jobs or self._done or self._dying)
 
     @property
     def awaits_answer(self) -> bool:
         """Whether a question is open."""
-        return bool(self._asked_s)
+        return bool(self._questions)
 
     def wait(self, timeout_s: float) -> None:
         """Return when the mover has answered something, or after *timeout_s*."""
@@ -152,7 +134,7 @@ class MoverWatch:
     def ask(self, question: Question) -> None:
         """Send a question; a mover that does not answer it in time is replaced."""
         if self._mover is not None:
-            self._asked_s[_key(question)] = time.monotonic()
+            self._questions.ask(question, time.monotonic())
             self._mover.send(question)
 
     def begin(self, job_id: int, chunks: frozenset[int]) -> None:
@@ -179,7 +161,7 @@ class MoverWatch:
         connected = self._mover is not None and self._mover.is_connected()
         answers = self._mover.poll() if self._mover is not None else []
         for answer in answers:
-            self._note(answer)
+            self._questions.note(answer, time.monotonic())
         answers = [
             each
             for each in answers
@@ -200,29 +182,12 @@ class MoverWatch:
         if self._mover is not None:
             self._mover.close()
 
-    def _note(self, answer: protocol.Message) -> None:
-        match answer:
-            case protocol.LoadDone(job_id=number) | protocol.StoreDone(job_id=number):
-                self._asked_s.pop((type(answer), number), None)
-            case protocol.Progress():
-                self._progress_s = time.monotonic()
-            case protocol.HeadWritten(head_id=number):
-                self._asked_s.pop((type(answer), number), None)
-            case (
-                protocol.LoadOpened(plan_id=number)
-                | protocol.SuspendOpened(plan_id=number)
-                | protocol.SuspendFinished(plan_id=number)
-            ):
-                self._asked_s.pop((type(answer), number), None)
-        if isinstance(answer, _IN_TURN):
-            self._answered_s = time.monotonic()
-
     def _watch(self, *, connected: bool) -> None:
         if self._mover is not None and (not connected or self._hangs()):
             logger.error("sessiond: the mover %s", "hangs" if connected else "has ended")
             self._mover.kill()
             self._dying, self._mover = self._mover, None
-            self._asked_s.clear()
+            self._questions.clear()
             self._died_s.append(time.monotonic())
             self._on_death()
         if self._dying is not None and self._dying.is_gone():
@@ -234,14 +199,7 @@ class MoverWatch:
             self._replace()
 
     def _hangs(self) -> bool:
-        now_s = time.monotonic()
-        for (answer, _), asked_s in self._asked_s.items():
-            since_s = max(asked_s, self._answered_s) if answer in _IN_TURN else asked_s
-            if answer in _LONG:
-                since_s = max(since_s, self._progress_s)
-            if now_s > since_s + self._deadline_s:
-                return True
-        return False
+        return self._questions.are_late(self._deadline_s, time.monotonic())
 
     def _replace(self) -> None:
         try:
@@ -251,19 +209,3 @@ class MoverWatch:
             self._died_s.append(time.monotonic())
             return
         self._on_replaced()
-
-
-def _key(question: Question) -> _Key:
-    match question:
-        case protocol.WriteHead():
-            return protocol.HeadWritten, question.head_id
-        case protocol.OpenLoad():
-            return protocol.LoadOpened, question.plan_id
-        case protocol.Load():
-            return protocol.LoadDone, question.job_id
-        case protocol.OpenSuspend():
-            return protocol.SuspendOpened, question.plan_id
-        case protocol.Store():
-            return protocol.StoreDone, question.job_id
-        case protocol.FinishSuspend():
-            return protocol.SuspendFinished, question.plan_id

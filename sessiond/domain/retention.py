@@ -124,6 +124,7 @@ class Load:
     by_tenant: Mapping[str, int]
     total_bytes: int
     free_bytes: int  #: of the file system
+    writing_bytes: int = 0  #: what suspends have written so far: of what is coming, not free
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,8 @@ def demands(load: Load, bounds: Bounds, coming: Mapping[str, int]) -> list[Deman
     if bounds.total_bytes:
         over_bytes = load.total_bytes + all_coming_bytes - bounds.total_bytes
         found.append(Demand(RemovalCause.QUOTA_TOTAL, over_bytes))
-    lacking_bytes = bounds.floor_bytes + all_coming_bytes - load.free_bytes
+    unwritten_bytes = max(0, all_coming_bytes - load.writing_bytes)
+    lacking_bytes = bounds.floor_bytes + unwritten_bytes - load.free_bytes
     found.append(Demand(RemovalCause.FREE_SPACE, lacking_bytes))
     return [demand for demand in found if demand.need_bytes > 0]
 

@@ -162,13 +162,19 @@ class Registry:
         session_id: SessionId,
         generations: Collection[int],
         lost_reason: str,
-    ) -> None:
+        *,
+        spare_pinned: bool = False,
+    ) -> bool:
         """Remove snapshots that the store is about to lose; a session without one knows why.
 
+        :param spare_pinned: do nothing if the session is pinned now.
+        :returns: whether it was done.
         :raises SessionNotFoundError: there is no such session, or it is deleted.
         """
         with self._writing() as db:
-            retention.forget_snapshots(db, tenant, session_id, generations, lost_reason)
+            return retention.forget_snapshots(
+                db, tenant, session_id, generations, lost_reason, spare_pinned=spare_pinned
+            )
 
     def sessions_by_key(self, ids: Sequence[tuple[TenantId, SessionId]]) -> list[Session]:
         """Return those of *ids* that exist and are not deleted, in any order."""

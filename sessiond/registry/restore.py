@@ -99,7 +99,7 @@ def _began_after(witness: Witness, unix_s: float) -> bool:
 
 def _merge(db: Database, witness: Witness, known: Session) -> bool:
     """Add to the live row what it lacks; return whether anything changed."""
-    snapshots = _merge_snapshots(db, witness)
+    snapshots = _merge_snapshots(db, witness, known.lost_generation)
     newest = max(snapshots, key=lambda summary: summary.generation, default=None)
     values: dict[str, Any] = {}
     if newest != known.snapshot:
@@ -127,7 +127,7 @@ class _Snapshots(list["SnapshotSummary"]):
     changed = False
 
 
-def _merge_snapshots(db: Database, witness: Witness) -> _Snapshots:
+def _merge_snapshots(db: Database, witness: Witness, lost_generation: int) -> _Snapshots:
     found = witness.session
     query = select(SnapshotRow.summary).filter_by(**_key(found))
     known = {summary.generation: summary for summary in map(to_summary, db.scalars(query))}
@@ -135,6 +135,8 @@ def _merge_snapshots(db: Database, witness: Witness) -> _Snapshots:
     new = []
     for summary in witness.snapshots:
         row = known.get(summary.generation)
+        if row is None and summary.generation <= lost_generation:
+            continue  # retention has taken it since the files were read, or is about to
         if row is None or row.created_unix_s != summary.created_unix_s:
             new.append(summary)
             wrong |= {summary.generation} & known.keys()

@@ -27,19 +27,24 @@ if TYPE_CHECKING:
     from sessiond.domain.session import Session
 
 
-def forget_snapshots(
+def forget_snapshots(  # noqa: PLR0913 - names, what goes, and why
     db: Database,
     tenant: TenantId,
     session_id: SessionId,
     generations: Collection[int],
     lost_reason: str,
-) -> None:
-    """Remove snapshots; where none is left, the session remembers why.
+    *,
+    spare_pinned: bool,
+) -> bool:
+    """Remove snapshots, and return whether that was done; where none is left, remember why.
 
     :raises SessionNotFoundError: there is no such session, or it is deleted.
     """
     if lock_row(db, tenant, session_id):
         raise not_found(session_id)
+    row = db.get_one(SessionRow, (tenant, session_id))
+    if spare_pinned and row.pinned:
+        return False
     here = and_(SnapshotRow.tenant == tenant, SnapshotRow.session_id == session_id)
     db.execute(delete(SnapshotRow).where(here, SnapshotRow.generation.in_(generations)))
     newest = db.scalar(
@@ -48,11 +53,11 @@ def forget_snapshots(
     summary = None if newest is None else to_summary(newest)
     values = newest_snapshot_values(summary)
     if summary is None:
-        row = db.get_one(SessionRow, (tenant, session_id))
         highest = max(row.lost_generation or 0, *generations)
         values |= {"lost_reason": lost_reason, "lost_generation": highest}
     this = and_(SessionRow.tenant == tenant, SessionRow.session_id == session_id)
     db.execute(update(SessionRow).where(this).values(values))
+    return True
 
 
 def by_keys(db: Database, ids: Sequence[tuple[TenantId, SessionId]]) -> list[Session]:

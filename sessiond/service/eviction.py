@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from sessiond.domain.errors import StoreError
 from sessiond.domain.retention import (
     Bounds,
     Candidate,
-    Demand,
     Load,
     RemovalCause,
-    SessionKey,
-    Share,
     choose,
-    demands,
     floor_bytes,
     superseded,
 )
+from sessiond.domain.tickets import CLOCK_SLACK_S
+from sessiond.service.pressure import Shortage
 from sessiond.service.removal import Remover, wish_of
 from sessiond.store.usage import DiskKind
 
@@ -26,63 +26,16 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from sessiond.domain.ids import SegmentId
+    from sessiond.domain.retention import Demand, SessionKey, Share
     from sessiond.domain.session import Session
     from sessiond.service.context import Context
-    from sessiond.store.collector import CollectReport
+    from sessiond.service.pressure import Pressure, Removals
     from sessiond.store.usage import SessionUsage, Usage
 
-#: A session that turns out to be at work is left out of the next round.
+_log = logging.getLogger(__name__)
+
+#: A session that turns out to be at work is left out of a demand's next round.
 _ROUNDS = 4
-
-
-@dataclass(frozen=True)
-class Shortage:
-    """What could not be made free, with the figures that explain it."""
-
-    demand: Demand
-    short_bytes: int
-    pinned_bytes: int  #: in snapshots of pinned sessions
-
-
-@dataclass
-class Removals:
-    """What was taken away, and what that freed."""
-
-    sessions: Counter[RemovalCause] = field(default_factory=Counter)
-    bytes_freed: int = 0  #: of the file system
-    segments_removed: int = 0
-    frames_freed: int = 0
-    segments_busy: int = 0  #: dead, but open somewhere, at the newest collection
-
-    def collected(self, report: CollectReport) -> int:
-        """Count what a collection did; return the bytes that it freed."""
-        self.bytes_freed += report.bytes_freed
-        self.segments_removed += report.segments_removed
-        self.frames_freed += report.frames_freed
-        self.segments_busy = report.segments_busy
-        return report.bytes_freed
-
-
-@dataclass
-class Pressure:
-    """What asks for room, and what one attempt to make it has learned."""
-
-    coming: Mapping[str, int]  #: bytes that suspends are about to write, by tenant folder name
-    spared: SessionKey | None = None  #: never taken
-    partly: bool = True  #: evict even where that does not suffice
-    once: Demand | None = None  #: a demand that the figures of the store do not show
-    busy: set[SessionKey] = field(default_factory=set)
-    freed_bytes: int = 0
-    shortages: list[Shortage] = field(default_factory=list)
-
-    def open_demands(self, load: Load, bounds: Bounds) -> list[Demand]:
-        """Return what is still to be met, and was not given up."""
-        found = demands(load, bounds, self.coming)
-        if self.once and self.once.need_bytes > self.freed_bytes:
-            need_bytes = self.once.need_bytes - self.freed_bytes
-            found.append(replace(self.once, need_bytes=need_bytes))
-        given_up = {(one.demand.cause, one.demand.tenant_name) for one in self.shortages}
-        return [one for one in found if (one.cause, one.tenant_name) not in given_up]
 
 
 class Evictor:
@@ -139,20 +92,25 @@ class Evictor:
         usage = upkeep.session(*key)
         if usage.generations:
             wish = wish_of(key, usage, usage.generations, cause)
-            upkeep.collect(self._remover.remove(session, wish))
+            upkeep.collect(self._remover.remove(session, wish) or ())
 
     def enforce(self, usage: Usage, pressure: Pressure, removals: Removals) -> Usage:
         """Evict until quotas, floor and *pressure* are met; what cannot be is told there.
 
         Returns what the store takes then.
         """
-        for _ in range(_ROUNDS):
-            found = pressure.open_demands(load_of(usage), self.bounds_of(usage))
+        rounds: Counter[tuple[RemovalCause, str]] = Counter()
+        while True:
+            found = [
+                one
+                for one in pressure.open_demands(load_of(usage), self.bounds_of(usage))
+                if rounds[one.cause, one.tenant_name] < _ROUNDS
+            ]
             if not found:
-                break
+                return usage
+            rounds[found[0].cause, found[0].tenant_name] += 1
             if self._meet(usage, found[0], pressure, removals):
                 usage = self.measure(removals)
-        return usage
 
     def bounds_of(self, usage: Usage) -> Bounds:
         """Return the limits, on this file system."""
@@ -207,13 +165,19 @@ class Evictor:
     def _is_pinned(self, key: SessionKey, row: Session | None) -> bool:
         if row is not None:
             return row.pinned
-        record = self._context.store.read_session(*key)  # the registry lost it
+        try:
+            record = self._context.store.read_session(*key)  # the registry lost it
+        except StoreError:
+            return True  # nobody can tell
         return record is not None and record.pinned
 
     def _used_unix_s(self, key: SessionKey, usage: SessionUsage, row: Session | None) -> float:
         turn_unix_s = self._context.store.upkeep.last_turn_unix_s(*key)
         known_unix_s = row.updated_unix_s if row else 0.0
-        return max(turn_unix_s, known_unix_s, usage.newest_unix_s)
+        # Whoever has just got a ticket is about to load the snapshot that it names.
+        ticket_s = self._context.limits.turn_ticket_s + CLOCK_SLACK_S
+        asked_unix_s = self._context.watchlist.until_unix_s(key) - ticket_s
+        return max(turn_unix_s, known_unix_s, asked_unix_s, usage.newest_unix_s)
 
     def _take(
         self, usage: Usage, key: SessionKey, cause: RemovalCause, removals: Removals
@@ -226,7 +190,13 @@ class Evictor:
         wish = wish_of(key, session, generations, cause)
         if not pruned:
             wish = replace(wish, size_bytes=usage.exclusive_bytes.get(key, 0))
-        taken = self._remover.take(wish)
+        try:
+            taken = self._remover.take(wish)
+        except StoreError as error:
+            # One session's files must not keep all others from their turn.
+            _log.warning("the snapshots of a session could not be removed: %s", error.message)
+            removals.errors.append(error)
+            return None
         if taken is not None:
             removals.sessions[cause] += 1
         return taken
@@ -238,8 +208,9 @@ class Evictor:
 
 def load_of(usage: Usage) -> Load:
     """Return what counts for quotas: all but what is being written, which is told as coming."""
-    total_bytes = usage.total_bytes - usage.by_kind.get(DiskKind.TMP, 0)
-    return Load(usage.by_tenant, total_bytes, usage.space.free_bytes)
+    writing_bytes = usage.by_kind.get(DiskKind.TMP, 0)
+    total_bytes = usage.total_bytes - writing_bytes
+    return Load(usage.by_tenant, total_bytes, usage.space.free_bytes, writing_bytes)
 
 
 def _bytes_of(keys: Collection[SessionKey], shares: Iterable[Share]) -> int:

@@ -32,4 +32,4 @@ class Limits:
     full_collect_s: float = 3_600.0  #: between two looks at every segment of the store
     scrub_period_s: int = 7 * 86_400  #: in which everything is read once; 0: no scrub
     scrub_bytes_per_s: int = 32 << 20
-    sweep_retry_s: float = 60.0  #: before a suspend that failed is swept again
+    sweep_retry_s: float = 60.0  #: before a failed suspend is swept again; doubles each time

@@ -83,14 +83,20 @@ class Remover:
         registry.finish_operation(operation.operation_id, operation.owner, ended, None, now)
         return taken
 
-    def remove(self, session: Session, wish: Wish) -> frozenset[SegmentId]:
-        """Remove snapshots of a session that the caller's operation holds."""
+    def remove(
+        self, session: Session, wish: Wish, *, spare_pinned: bool = False
+    ) -> frozenset[SegmentId] | None:
+        """Remove snapshots of a session that the caller's operation holds.
+
+        :param spare_pinned: return ``None`` for one that is pinned: no operation keeps a pin out.
+        """
         store, registry = self._context.store, self._context.registry
         whole = wish.cause is not RemovalCause.SUPERSEDED
         unread = whole and self._is_unread(session)
         # The registry first, as in every deletion. And again: whoever looked at the session in
         # between has found its manifests and recorded them.
-        self._forget(wish)
+        if not self._forget(wish, spare_pinned=spare_pinned):
+            return None
         released = store.upkeep.release(*wish.key, wish.generations)
         self._forget(wish)
         detail: dict[str, JsonValue] = {
@@ -109,9 +115,9 @@ class Remover:
         if not set(wish.generations).intersection(self._context.store.generations(*wish.key)):
             return None  # another daemon was quicker
         whole = wish.cause is not RemovalCause.SUPERSEDED  # which leaves the newest one
-        if whole and (session.pinned or self._context.store.upkeep.is_locked(wish.segments)):
+        if whole and self._context.store.upkeep.is_locked(wish.segments):
             return None
-        return self.remove(session, wish)
+        return self.remove(session, wish, spare_pinned=whole)
 
     def _take_unknown(self, wish: Wish) -> frozenset[SegmentId] | None:
         """Remove snapshots of a session of which only the store knows."""
@@ -125,18 +131,23 @@ class Remover:
         record = store.read_session(*wish.key)
         if (record and record.pinned) or store.upkeep.is_locked(wish.segments):
             return None
+        released = store.upkeep.release(*wish.key, wish.generations)
+        if not released.generations:
+            return None  # another daemon was quicker
         _log.warning(
             "snapshots of a session that the registry does not know were removed: %s, %d bytes",
             wish.cause.value,
             wish.size_bytes,
         )
         self._context.observer.removed(wish.cause, wish.size_bytes, unread=True)
-        return store.upkeep.release(*wish.key, wish.generations).segments
+        return released.segments
 
-    def _forget(self, wish: Wish) -> None:
+    def _forget(self, wish: Wish, *, spare_pinned: bool = False) -> bool:
         expired = wish.cause is RemovalCause.EXPIRED
         reason = Reason.SNAPSHOT_EXPIRED if expired else Reason.SNAPSHOT_EVICTED
-        self._context.registry.forget_snapshots(*wish.key, wish.generations, reason.value)
+        return self._context.registry.forget_snapshots(
+            *wish.key, wish.generations, reason.value, spare_pinned=spare_pinned
+        )
 
     def _is_unread(self, session: Session) -> bool:
         """Whether neither a resume nor a turn was seen to load the newest snapshot."""

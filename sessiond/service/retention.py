@@ -4,57 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sessiond.domain.errors import QuotaExceededError, StoreFullError
 from sessiond.domain.retention import Demand, RemovalCause, floor_bytes
-from sessiond.service.eviction import Evictor, Pressure, Removals, Shortage
+from sessiond.service.eviction import Evictor, load_of
+from sessiond.service.pressure import Need, Pressure, Removals, RetentionReport, Shortage
+from sessiond.service.upperbound import UpperBound
 from sessiond.store.usage import DiskKind
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
 
     from sessiond.domain.retention import SessionKey
-    from sessiond.domain.session import Session
     from sessiond.service.context import Context
     from sessiond.store.usage import Usage
 
 _EVICTING = frozenset(RemovalCause) - {RemovalCause.EXPIRED, RemovalCause.SUPERSEDED}
 _QUOTAS = (RemovalCause.QUOTA_TENANT, RemovalCause.QUOTA_TOTAL)
 _NAMES = {RemovalCause.QUOTA_TENANT: "the tenant's", RemovalCause.QUOTA_TOTAL: "the store's"}
-
-
-@dataclass(frozen=True)
-class RetentionReport:
-    """What one run did."""
-
-    expired: int  #: sessions that lost their snapshots to their TTL
-    pruned: int  #: sessions that lost superseded generations
-    evicted: int  #: sessions that lost their snapshots to a quota or the free-space floor
-    bytes_freed: int  #: of the file system
-    segments_removed: int
-    frames_freed: int
-    segments_busy: int  #: dead, but open somewhere; a later run frees them
-    tenants_held: int  #: nothing of theirs can be freed, because a manifest is unreadable
-    tmp_removed: int
-    tombstones_removed: int
-    store_bytes: int  #: afterwards
-    free_bytes: int  #: of the file system, afterwards
-
-
-@dataclass(frozen=True)
-class Need:
-    """What a suspend is about to write."""
-
-    session: Session
-    size_bytes: int  #: at most
-    tokens: int  #: of the whole snapshot
-
-    @property
-    def key(self) -> SessionKey:
-        """The session."""
-        return self.session.tenant, self.session.session_id
 
 
 class Retention:
@@ -65,6 +33,7 @@ class Retention:
         self._evictor = Evictor(context)
         self._one_at_a_time = asyncio.Lock()
         self._coming: dict[SessionKey, int] = {}
+        self._upper_bound = UpperBound()
         self._too_large: dict[SessionKey, int] = {}  #: tokens whose snapshot was over a quota
         self._full_collect_unix_s = 0.0
 
@@ -90,17 +59,11 @@ class Retention:
         if need.size_bytes <= 0:
             yield
             return
-        async with self._one_at_a_time:
-            self._coming[need.key] = need.size_bytes
-            try:
-                await self._context.blocking(self._admit, need)
-            except BaseException:
-                del self._coming[need.key]
-                raise
         try:
+            await self._reserve(need)
             yield
         finally:
-            del self._coming[need.key]
+            self._coming.pop(need.key, None)
 
     async def make_room(self, need: Need) -> None:
         """Evict for a suspend that found the store full.
@@ -110,17 +73,32 @@ class Retention:
         async with self._one_at_a_time:
             await self._context.blocking(self._make_room, need)
 
-    async def settle(self, need: Need) -> None:
+    async def settle(self, need: Need, new_bytes: int) -> None:
         """Prune after a suspend, and meet the quotas with what it really wrote.
 
         :raises QuotaExceededError: its snapshot alone is over a quota, and was removed.
         """
+        if not self._has_quota:
+            await self._context.blocking(self._evictor.prune_held, need.session)
+            return
         async with self._one_at_a_time:
-            await self._context.blocking(self._settle, need)
+            await self._context.blocking(self._settle, need, new_bytes)
+
+    async def _reserve(self, need: Need) -> None:
+        if need.tokens >= self._too_large.get(need.key, need.tokens + 1):
+            raise QuotaExceededError("The session's snapshot was larger than the quota.")
+        if not self._has_quota:
+            self._coming[need.key] = need.size_bytes
+            if await self._context.blocking(self._has_room):
+                return  # without a look at the whole store, and without a wait for another's
+            self._coming.pop(need.key, None)
+        async with self._one_at_a_time:
+            self._coming[need.key] = need.size_bytes
+            await self._context.blocking(self._admit, need)
 
     def _run(self, full: bool) -> RetentionReport:  # noqa: FBT001 - called through a thread
         limits, store, removals = self._context.limits, self._context.store, Removals()
-        now = self._context.now()
+        now, coming = self._context.now(), self._coming_by_tenant()
         due = full or now - self._full_collect_unix_s >= limits.full_collect_s
         tmp_removed = store.sweep_tmp()
         usage = self._evictor.measure(removals)
@@ -128,14 +106,16 @@ class Retention:
         self._evictor.prune(usage, removals)
         if removals.sessions:
             usage = self._evictor.measure(removals)
-        usage = self._evictor.enforce(usage, Pressure(self._coming_by_tenant()), removals)
+        usage = self._evictor.enforce(usage, Pressure(coming), removals)
         tombstones_removed = 0
         if due:
             removals.collected(store.collect())
             tombstones_removed = store.remove_tombstones(now - limits.tombstone_age_s)
             self._full_collect_unix_s = now
             usage = store.upkeep.usage()
-        self._show(usage)
+        self._show(usage, coming)
+        if removals.errors:
+            raise removals.errors[0]  # all others have had their turn
         return RetentionReport(
             expired=removals.sessions[RemovalCause.EXPIRED],
             pruned=removals.sessions[RemovalCause.SUPERSEDED],
@@ -152,20 +132,19 @@ class Retention:
         )
 
     def _admit(self, need: Need) -> None:
-        if need.tokens >= self._too_large.get(need.key, need.tokens + 1):
-            raise QuotaExceededError("The session's snapshot was larger than the quota.")
-        if not self._has_quota and self._has_room():
-            return  # without a look at the whole store
-        removals = Removals()
+        self._upper_bound.add(self._tenant_name(need), need.size_bytes)
+        if self._is_surely_within(need) and self._has_room():
+            return
+        removals, coming = Removals(), self._coming_by_tenant()
         usage = self._evictor.measure(removals)
-        pressure = Pressure(self._coming_by_tenant(), spared=need.key, partly=False)
-        self._show(self._evictor.enforce(usage, pressure, removals))
+        pressure = self._pressure(need, coming, partly=False)
+        self._show(self._evictor.enforce(usage, pressure, removals), coming)
         for shortage in pressure.shortages:
             if shortage.demand.cause is not RemovalCause.FREE_SPACE:  # there the mover decides
                 raise QuotaExceededError(self._explained(need, shortage))
 
     def _make_room(self, need: Need) -> None:
-        removals = Removals()
+        removals, coming = Removals(), self._coming_by_tenant()
         usage = self._evictor.measure(removals)
         self._evictor.prune(usage, removals, even_expected=True)
         if removals.sessions:
@@ -176,22 +155,23 @@ class Retention:
         # missing inodes do not show in them): then anything that gets free may help.
         believed = lacking_bytes > 0
         once = Demand(RemovalCause.STORE_FULL, lacking_bytes if believed else need.size_bytes)
-        pressure = Pressure({}, spared=need.key, partly=not believed, once=once)
-        self._show(self._evictor.enforce(usage, pressure, removals))
+        pressure = self._pressure(need, {}, partly=not believed, once=once)
+        self._show(self._evictor.enforce(usage, pressure, removals), coming)
         for shortage in pressure.shortages:
             helped = not believed and removals.bytes_freed
             if shortage.demand.cause is RemovalCause.STORE_FULL and not helped:
                 raise StoreFullError(
                     f"There is no room: the snapshot needs up to {need.size_bytes} bytes, "
                     f"{usage.space.free_bytes} are free, of which {floor} stay free, and "
-                    f"{_unavailable(shortage)}."
+                    f"{shortage.unavailable}."
                 )
 
-    def _settle(self, need: Need) -> None:
+    def _settle(self, need: Need, new_bytes: int) -> None:
         self._evictor.prune_held(need.session)
-        if not self._has_quota:
+        self._upper_bound.add(self._tenant_name(need), max(0, new_bytes - need.size_bytes))
+        if self._is_surely_within(need):
             return
-        removals = Removals()
+        removals, coming = Removals(), self._coming_by_tenant()
         usage = self._evictor.measure(removals)
         own_bytes = usage.exclusive_bytes.get(need.key, 0)
         limits = self._context.limits
@@ -205,8 +185,31 @@ class Retention:
                     f"The session's snapshots take {own_bytes} bytes, more than {_NAMES[cause]} "
                     f"quota of {quota} bytes; they were removed."
                 )
-        pressure = Pressure(self._coming_by_tenant(), spared=need.key)
-        self._show(self._evictor.enforce(usage, pressure, removals))
+        pressure = self._pressure(need, coming)
+        self._show(self._evictor.enforce(usage, pressure, removals), coming)
+
+    def _pressure(
+        self,
+        need: Need,
+        coming: Mapping[str, int],
+        *,
+        partly: bool = True,
+        once: Demand | None = None,
+    ) -> Pressure:
+        """Return the pressure of a suspend, which no other tenant's quota concerns."""
+        return Pressure(
+            coming,
+            spared=need.key,
+            concerned=self._tenant_name(need),
+            partly=partly,
+            once=once,
+        )
+
+    def _tenant_name(self, need: Need) -> str:
+        return self._context.store.keys.tenant_name(need.session.tenant)
+
+    def _is_surely_within(self, need: Need) -> bool:
+        return self._upper_bound.is_within(self._context.limits, self._tenant_name(need))
 
     @property
     def _has_quota(self) -> bool:
@@ -234,15 +237,11 @@ class Retention:
             return f"{text}, more than {_NAMES[cause]} quota of {quota} bytes."
         return (
             f"{text}; {shortage.short_bytes} of them do not fit {_NAMES[cause]} quota of {quota} "
-            f"bytes, and {_unavailable(shortage)}."
+            f"bytes, and {shortage.unavailable}."
         )
 
-    def _show(self, usage: Usage) -> None:
+    def _show(self, usage: Usage, coming: Mapping[str, int]) -> None:
+        """Tell of a look; *coming* is of before it, since what has ended may not be in it."""
+        self._upper_bound.looked(load_of(usage), coming)
         by_kind = {kind.value: usage.by_kind.get(kind, 0) for kind in DiskKind}
         self._context.observer.measured(by_kind, usage.space.free_bytes)
-
-
-def _unavailable(shortage: Shortage) -> str:
-    if shortage.pinned_bytes:
-        return f"only pinned sessions ({shortage.pinned_bytes} bytes) and ones at work are left"
-    return "nothing else can be removed"

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sessiond.domain.errors import SessiondError, StoreFullError
+from sessiond.domain.errors import QuotaExceededError, SessiondError, StoreFullError
 from sessiond.domain.reasons import Cause, Reason
-from sessiond.service.retention import Need
+from sessiond.service.pressure import Need
 
 if TYPE_CHECKING:
     from sessiond.domain.outcomes import SuspendReport
     from sessiond.service.context import Context
     from sessiond.service.retention import Retention
     from sessiond.service.suspend import Plan, Suspender
+
+_log = logging.getLogger(__name__)
 
 #: Of a frame, header and index: what a chunk takes beyond its payload, at most.
 _CHUNK_EXTRA_BYTES = 4096
@@ -42,8 +45,17 @@ class Storing:
         async with self._retention.room(need):
             report = await self._perform(plan)
         if report.rounds:
-            await self._retention.settle(need)
+            await self._settle(need, report.snapshot.new_bytes)
         return report
+
+    async def _settle(self, need: Need, new_bytes: int) -> None:
+        try:
+            await self._retention.settle(need, new_bytes)
+        except QuotaExceededError:
+            raise
+        except SessiondError:
+            # What was stored is stored; the next run of retention does the rest.
+            _log.exception("what a suspend has made superfluous could not be removed")
 
     async def _perform(self, plan: Plan) -> SuspendReport:
         """Repeat a suspend that found the store full, exactly once, after evicting."""
@@ -53,19 +65,15 @@ class Storing:
             report = None
         if report is not None and not _found_full(report):
             return report
-        again = await self._suspender.plan(plan.session)
         try:
+            again = await self._suspender.plan(plan.session)
             await self._retention.make_room(need_of(again))
-        except StoreFullError as error:
-            if report is None:
-                raise
-            return _explained(report, error)
-        try:
             return await self._suspender.perform(again)
-        except SessiondError:
+        except SessiondError as error:
             if report is None:
                 raise
-            return report  # the first attempt has stored a part, which stays
+            # The first attempt has stored a part, which stays.
+            return _explained(report, error) if isinstance(error, StoreFullError) else report
 
 
 def need_of(plan: Plan) -> Need:

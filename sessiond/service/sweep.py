@@ -32,6 +32,23 @@ _BUSY = (TurnInFlightError, OperationInProgressError, SessionNotFoundError)
 _IN_ENGINE = frozenset({SessionState.RUNNING, SessionState.ACTIVE})
 
 
+#: A suspend that fails again and again is tried so often at least.
+_LONGEST_RETRY_S = 3600.0
+
+
+@dataclass(frozen=True)
+class _Retry:
+    """When a session whose suspend failed is swept again."""
+
+    at_unix_s: float
+    wait_s: float
+
+    @property
+    def known_unix_s(self) -> float:
+        """Until when another failure counts as the same trouble."""
+        return self.at_unix_s + self.wait_s
+
+
 @dataclass(frozen=True)
 class SweepReport:
     """What one sweep did."""
@@ -56,7 +73,9 @@ class Sweeper:
         self._catalogue = catalogue
         self._lifecycle = lifecycle
         self._operations = operations
-        self._retry_unix_s: dict[Key, float] = {}
+        self._retries: dict[Key, _Retry] = {}
+        #: The last token of what was suspended: retention must not make us store it again.
+        self._done_unix_s: dict[Key, float] = {}
 
     async def watch_all(self) -> int:
         """Watch every session of the store once, after a start; return how many."""
@@ -93,12 +112,20 @@ class Sweeper:
         ]
         kept = {(view.session.tenant, view.session.session_id) for view in views}
         self._context.watchlist.drop((key for key in keys if key not in kept), now_unix_s)
-        self._retry_unix_s = {key: at for key, at in self._retry_unix_s.items() if at > now_unix_s}
+        self._retries = {
+            key: retry for key, retry in self._retries.items() if retry.known_unix_s > now_unix_s
+        }
+        watched = set(self._context.watchlist.keys())
+        self._done_unix_s = {key: at for key, at in self._done_unix_s.items() if key in watched}
         return views
 
     def _is_due(self, view: View, now_unix_s: float) -> bool:
-        session = view.session
-        if (session.tenant, session.session_id) in self._retry_unix_s or not view.presence:
+        session, key = view.session, _key_of(view)
+        retry = self._retries.get(key)
+        if (retry and retry.at_unix_s > now_unix_s) or not view.presence:
+            return False
+        # Two idle sessions that do not fit a quota together would evict each other for ever.
+        if session.lost_reason and self._done_unix_s.get(key) == view.presence.idle_since_unix_s:
             return False
         return is_due(session, view.presence, self._context.limits.idle_timeout_s, now_unix_s)
 
@@ -117,12 +144,18 @@ class Sweeper:
             _log.warning("the sweep could not suspend a session: %s", error.message)
             return self._failed(session.tenant, session.session_id)
         if operation.status is OperationStatus.SUCCEEDED:
+            self._retries.pop(_key_of(view), None)
+            if view.presence:
+                self._done_unix_s[_key_of(view)] = view.presence.idle_since_unix_s
             return True
         return self._failed(session.tenant, session.session_id)
 
     def _failed(self, *key: *Key) -> bool:
-        retry_unix_s = self._context.now() + self._context.limits.sweep_retry_s
-        self._retry_unix_s[key] = retry_unix_s
+        earlier = self._retries.get(key)
+        wait_s = self._context.limits.sweep_retry_s
+        if earlier:  # each attempt leaves an operation and an event, and may measure the store
+            wait_s = min(2 * earlier.wait_s, max(wait_s, _LONGEST_RETRY_S))
+        self._retries[key] = _Retry(self._context.now() + wait_s, wait_s)
         return False
 
     def _all_keys(self) -> list[Key]:
@@ -131,3 +164,7 @@ class Sweeper:
             for record in self._context.store.list_sessions()
             if not record.is_tombstone
         ]
+
+
+def _key_of(view: View) -> Key:
+    return view.session.tenant, view.session.session_id

@@ -29,12 +29,16 @@ class Watchlist:
 
     def is_expected(self, key: Key, now_unix_s: float) -> bool:
         """Whether somebody may still hold a valid ticket for a turn of the session."""
-        return self._until_unix_s.get(key, 0.0) > now_unix_s
+        return self.until_unix_s(key) > now_unix_s
+
+    def until_unix_s(self, key: Key) -> float:
+        """Return until when the session is watched at least; 0 if it is not."""
+        return self._until_unix_s.get(key, 0.0)
 
     def drop(self, keys: Iterable[Key], now_unix_s: float) -> None:
         """Stop watching those whose time has passed."""
         for key in keys:
-            if self._until_unix_s.get(key, 0.0) <= now_unix_s:
+            if not self.is_expected(key, now_unix_s):
                 self._until_unix_s.pop(key, None)
 
     def keys(self) -> list[Key]:

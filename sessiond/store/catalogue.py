@@ -99,18 +99,19 @@ def _session_folders(tree: Tree, keys: KeyRing, tenant: TenantId | None) -> Iter
         yield from session_folders(tree, tenant_name)
 
 
-def list_sessions(
-    tree: Tree, keys: KeyRing, tenant: TenantId | None = None
-) -> Iterator[SessionRecord]:
-    """Yield the record of every session, or of one tenant's; tombstones included.
+def list_sessions(tree: Tree, keys: KeyRing) -> Iterator[SessionRecord]:
+    """Yield the record of every session; tombstones included.
 
     A session whose file was never written is told from its newest manifest. One whose file
     is damaged is left out (``verify`` reports it): it may have been a tombstone.
 
     :raises OSError: the system could not read one.
     """
-    for folder in _session_folders(tree, keys, tenant):
-        found = find_session(tree, keys, folder)
+    for folder in _session_folders(tree, keys, None):
+        try:
+            found = find_session(tree, keys, folder)
+        except NotADirectoryError:
+            continue  # a foreign file in a session's place must not cost the others
         if found.record is not None:
             yield found.record
 

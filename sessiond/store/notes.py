@@ -81,7 +81,8 @@ def add_note(tree: Tree, segment_id: SegmentId, note: BadNote) -> bool:
 def forget_notes(tree: Tree, segment_id: SegmentId, good_offsets: set[int]) -> int:
     """Drop the notes on chunks that were read well; returns how many.
 
-    A note that another process adds meanwhile may be lost: the next read makes it again.
+    The caller holds the segment's shared lock: a note that a reader adds meanwhile may be lost,
+    and the next read makes it again, but the collector's must stay.
     """
     notes = read_notes(tree, segment_id)
     kept = [note for note in notes if note.offset_bytes not in good_offsets]

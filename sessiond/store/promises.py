@@ -112,12 +112,14 @@ class SegmentCheck:
                     else:
                         self._bad(promise, error, promises)
                     yield read_bytes
+                if self._options.repair and good:
+                    # Still locked: a note of the collector's must not be lost.
+                    removed = forget_notes(self._tree, segment_id, good)
+                    self._report.notes_removed += removed
         except SnapshotNotFoundError as error:
             owner = promises.owned(wanted)
             if self._are_kept(promises.folder, owner):
                 self._report.add(fault_of(_where(segment_id), "segment", error, owner=owner))
-        if self._options.repair and good:
-            self._report.notes_removed += forget_notes(self._tree, segment_id, good)
 
     @contextlib.contextmanager
     def _opened(self, segment_id: SegmentId, owner: Owner) -> Iterator[SegmentReader | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from array import array
 from collections import defaultdict
@@ -11,11 +12,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from sessiond.domain.errors import StoreError
 from sessiond.store import layout
-from sessiond.store.catalogue import session_folders
+from sessiond.store.catalogue import read_manifest, session_folders
 from sessiond.store.format import align_up
-from sessiond.store.manifests import unpack_manifest
-from sessiond.store.sealed import MAX_SEALED_BYTES
-from sessiond.store.tree import BLOCK_BYTES, Tree, list_names, read_file
+from sessiond.store.tree import BLOCK_BYTES, Tree, list_names
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -110,7 +109,8 @@ class ReferenceScan:
         with contextlib.suppress(*gone), self._tree.folder(folder) as fd:
             for generation in filter(None, map(layout.generation_of, list_names(fd))):
                 with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
-                    found[generation] = self._manifest(generation, fd, earlier.get(generation))
+                    known = earlier.get(generation)
+                    found[generation] = self._manifest(folder, generation, fd, known)
         self._known[folder] = found
         return [found[generation] for generation in sorted(found)]
 
@@ -120,22 +120,26 @@ class ReferenceScan:
             self._known.pop(folder, None)
 
     def _manifest(
-        self, generation: int, folder_fd: int, earlier: KnownManifest | None
+        self, folder: Folder, generation: int, folder_fd: int, earlier: KnownManifest | None
     ) -> KnownManifest:
         name = layout.manifest_file(generation)
         info = os.stat(name, dir_fd=folder_fd, follow_symlinks=False)
         identity = (info.st_ino, info.st_ctime_ns)
-        if earlier is not None and earlier.identity == identity:
+        # What could not be read is tried again: the disk may have been dark for a moment.
+        if earlier is not None and earlier.facts is not None and earlier.identity == identity:
             return earlier
-        facts = self._facts(name, folder_fd)
+        facts = self._facts(folder, generation)
         return KnownManifest(generation, identity, info.st_blocks * BLOCK_BYTES, facts)
 
-    def _facts(self, name: str, folder_fd: int) -> ManifestFacts | None:
+    def _facts(self, folder: Folder, generation: int) -> ManifestFacts | None:
         try:
-            data = read_file(self._tree.ops, name, MAX_SEALED_BYTES, dir_fd=folder_fd)
-            manifest = unpack_manifest(data, self._keys)
+            manifest = read_manifest(self._tree, self._keys, folder, generation)
         except StoreError:
             return None
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return None  # a bad sector under one manifest must not cost the other tenants
         return ManifestFacts(
             manifest.tenant,
             manifest.session,

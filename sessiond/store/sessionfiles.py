@@ -21,9 +21,10 @@ from sessiond.domain.errors import (
     StoreError,
 )
 from sessiond.store import layout
+from sessiond.store.catalogue import read_manifest
 from sessiond.store.fileio import Publish, lock_exclusive, lock_shared
 from sessiond.store.heads import pack_head, unpack_head
-from sessiond.store.manifests import pack_manifest, unpack_manifest
+from sessiond.store.manifests import pack_manifest
 from sessiond.store.sealed import MAX_SEALED_BYTES
 from sessiond.store.sessions import (
     MAX_SESSION_FILE_BYTES,
@@ -90,16 +91,10 @@ class SessionFiles:
 
     def manifest(self, generation: int) -> Manifest:
         """Return one generation's manifest."""
-        name = layout.manifest_file(generation)
         try:
-            data = self._tree.read(self._folder, name, MAX_SEALED_BYTES)
+            return read_manifest(self._tree, self._keys, self._folder, generation)
         except FileNotFoundError as error:
             raise SnapshotNotFoundError(f"There is no generation {generation}.") from error
-        manifest = unpack_manifest(data, self._keys)
-        found = (manifest.tenant, manifest.session, manifest.generation)
-        if found != (self._tenant, self._session, generation):
-            raise StoreCorruptError("The manifest is that of another snapshot.")
-        return manifest
 
     def commit(self, manifest: Manifest, is_live: Callable[[], bool]) -> None:
         """Create the manifest's file: the commit of the snapshot.

@@ -21,7 +21,8 @@ from sessiond.store.notes import BadNote, add_note, read_notes
 from sessiond.store.opening import open_segment
 from sessiond.store.root import open_root
 from sessiond.store.scrublog import ScrubLog, claim_scrub
-from sessiond.store.segments import SegmentReader, SegmentWriter, new_header
+from sessiond.store.segments import SegmentReader
+from sessiond.store.segmentwriter import SegmentWriter, new_header
 from sessiond.store.sessionfiles import SessionFiles
 from sessiond.store.upkeep import Upkeep
 from sessiond.store.verify import Verification, verify
@@ -266,9 +267,9 @@ class Store:
         :param tenant: look at this tenant's segments alone.
         """
         with store_errors("Collecting"):
-            for record in list_sessions(self._tree, self.keys, tenant):
-                if record.is_tombstone:
-                    self._session(record.tenant, record.session).delete()
+            for found in scan_sessions(self._tree, self.keys, tenant):
+                if found.record and found.record.is_tombstone:
+                    self._session(found.record.tenant, found.record.session).delete()
             return collect(self._tree, self.keys, tenant=tenant)
 
     def verify(

@@ -96,11 +96,15 @@ class Upkeep:
             suspected, self._suspected = self._suspected, set()
         if not suspected:
             return CollectReport()
-        report = self.collect(suspected)
-        if report.segments_busy or report.tenants_held:
-            with self._lock:
-                self._suspected |= suspected
-        return report
+        done = False
+        try:
+            report = self.collect(suspected)
+            done = not report.segments_busy and not report.tenants_held
+            return report
+        finally:
+            if not done:
+                with self._lock:
+                    self._suspected |= suspected
 
     def is_locked(self, segments: Collection[SegmentId]) -> bool:
         """Whether somebody reads or writes one of the segments."""

@@ -6,6 +6,7 @@ folders have not changed is not listed again.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import time
@@ -70,17 +71,21 @@ class UsageScan:
         seen: dict[Folder, _Session] = {}
         self._add_folder_itself(tally, layout.SESSIONS, "")
         for tenant_name in tenant_names(self._tree):
-            folder = layout.tenant_folder(tenant_name)
-            self._add_folder_itself(tally, folder, tenant_name)
-            with self._tree.folder(folder) as tenant_fd:
-                for name in filter(layout.is_folder_name, list_names(tenant_fd)):
-                    session = layout.session_folder(tenant_name, name)
-                    seen[session] = self._session(session, tenant_fd)
-                    for kind, size_bytes in seen[session].sizes.items():
-                        tally.add(kind, size_bytes, tenant_name)
-                    tally.add_session(tenant_name, seen[session].manifests)
+            with contextlib.suppress(NotADirectoryError):  # a foreign file in a tenant's place
+                self._add_tenant(tally, tenant_name, seen)
         self._sessions = seen
         self._references.forget_others(seen.keys())
+
+    def _add_tenant(self, tally: Tally, tenant_name: str, seen: dict[Folder, _Session]) -> None:
+        folder = layout.tenant_folder(tenant_name)
+        self._add_folder_itself(tally, folder, tenant_name)
+        with self._tree.folder(folder) as tenant_fd:
+            for name in filter(layout.is_folder_name, list_names(tenant_fd)):
+                session = layout.session_folder(tenant_name, name)
+                seen[session] = self._session(session, tenant_fd)
+                for kind, size_bytes in seen[session].sizes.items():
+                    tally.add(kind, size_bytes, tenant_name)
+                tally.add_session(tenant_name, seen[session].manifests)
 
     def _session(self, folder: Folder, tenant_fd: int) -> _Session:
         # Before the listing: what changes meanwhile is found by the next look.
@@ -94,7 +99,10 @@ class UsageScan:
                 sizes[DiskKind.SESSIONS] += size_bytes
         heads = self._sizes(layout.heads_folder(folder))
         sizes[DiskKind.HEADS] += sum(size_bytes for _, size_bytes in heads)
-        return _Session(identity, sizes, tuple(self._references.session(folder)))
+        manifests = tuple(self._references.session(folder))
+        if not all(manifest.facts for manifest in manifests):
+            identity = ()
+        return _Session(identity, sizes, manifests)
 
     def _add_segments(self, tally: Tally) -> None:
         owners: dict[SegmentId, str] = {}

@@ -35,6 +35,8 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     """Go back to the previous revision."""
+    # Code of that revision does not know the kind, and could not read these.
+    op.execute("DELETE FROM operations WHERE kind = 'retention'")
     for name in _INDEXES:
         op.drop_index(name, "sessions")
     for column in ("lost_generation", "lost_reason", "ttl_s"):

@@ -167,9 +167,10 @@ class StoreDone(Message):
 
 @dataclass(frozen=True)
 class Progress(Message):
-    """A chunk was moved: whatever takes long is not hanging."""
+    """Chunks of a job were moved: however long it takes, it does not hang."""
 
     kind: ClassVar[str] = "progress"
+    job_id: int
 
 
 @dataclass(frozen=True)

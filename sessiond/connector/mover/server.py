@@ -75,9 +75,7 @@ class Mover:
         self._opens = ThreadPoolExecutor(1, "open")
         # One thread does what suspends ask for in its order; others help it with the chunks.
         self._writes = ThreadPoolExecutor(1, "write", initializer=lower_this_thread)
-        self._writers = ChunkWriters(
-            self._shares.write_threads, self._gate, lambda: self._send(protocol.Progress())
-        )
+        self._writers = ChunkWriters(self._shares.write_threads, self._gate)
         self._heads = ThreadPoolExecutor(1, "head")
         self._loads: dict[int, LoadPlan] = {}
         self._suspends: dict[int, SuspendPlan] = {}
@@ -116,6 +114,10 @@ class Mover:
         with self._send_lock:
             self._raw_send(message)
 
+    def _progress_of(self, job: protocol.Load | protocol.Store) -> Callable[[], None]:
+        """Return what tells the tier that the job has moved something."""
+        return lambda: self._send(protocol.Progress(job.job_id))
+
     def _write_head(self, message: protocol.WriteHead) -> None:
         try:
             self._store.write_head(head_of(message, self._hello.engine_id))
@@ -139,8 +141,8 @@ class Mover:
         for _ in range(threads):
             self._reads.submit(self._guarded, partial(self._work, job), message)
 
-    def _work(self, job: LoadJob, _message: protocol.Message) -> None:
-        done = job.work(lambda: self._send(protocol.Progress()))
+    def _work(self, job: LoadJob, message: protocol.Load) -> None:
+        done = job.work(self._progress_of(message))
         if done is None:
             return
         job.plan.let_go()
@@ -173,7 +175,8 @@ class Mover:
 
     def _store_chunks(self, message: protocol.Store) -> None:
         plan = self._suspends[message.plan_id]
-        causes = self._writers.write(plan, message.items, self._slot)
+        progress = self._progress_of(message)
+        causes = self._writers.write(plan, message.items, self._slot, progress)
         self._send(protocol.StoreDone(message.job_id, as_json(causes)))
 
     def _finish_suspend(self, message: protocol.FinishSuspend) -> None:

@@ -17,7 +17,8 @@ from sessiond.domain.snapshot import ChunkRecord, Manifest, SnapshotSummary
 from sessiond.domain.tokens import chain_digests, common_prefix_tokens, from_bytes
 from sessiond.store.checksums import ChunkPosition
 from sessiond.store.codecs import Codec
-from sessiond.store.segments import SegmentReader, SegmentWriter
+from sessiond.store.segments import SegmentReader
+from sessiond.store.segmentwriter import SegmentWriter
 from sessiond.store.store import Store
 
 #: Chooses for a whole segment by its first chunk.

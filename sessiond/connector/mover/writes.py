@@ -16,29 +16,31 @@ class ChunkWriters:
     """Threads of low priority that encode and write chunks; they pause while a read waits.
 
     Chunks are taken in order, so frames lie in the order of a resume up to a few places.
-
-    :param on_chunk: called after each chunk
     """
 
-    def __init__(self, threads: int, gate: ReadGate, on_chunk: Callable[[], None]) -> None:
+    def __init__(self, threads: int, gate: ReadGate) -> None:
         self._pool = ThreadPoolExecutor(threads, "encode", initializer=lower_this_thread)
         self._threads = threads
         self._gate = gate
-        self._on_chunk = on_chunk
 
     def write(
-        self, plan: SuspendPlan, items: list[list[int]], slot: Callable[[int], memoryview]
+        self,
+        plan: SuspendPlan,
+        items: list[list[int]],
+        slot: Callable[[int], memoryview],
+        on_chunk: Callable[[], None],
     ) -> list[Cause]:
         """Append chunks to a plan; returns when no thread works on any of them.
 
         The first failure ends the job, and fails the plan.
 
         :param items: pairs of (chunk index, slot)
+        :param on_chunk: called after each chunk
         :return: the failure's cause, or nothing
         """
         left = iter(items)
         work = [
-            self._pool.submit(self._work, plan, left, slot)
+            self._pool.submit(self._work, plan, left, slot, on_chunk)
             for _ in range(min(self._threads, len(items)))
         ]
         wait(work)
@@ -46,7 +48,11 @@ class ChunkWriters:
         return causes[:1]
 
     def _work(
-        self, plan: SuspendPlan, left: Iterator[list[int]], slot: Callable[[int], memoryview]
+        self,
+        plan: SuspendPlan,
+        left: Iterator[list[int]],
+        slot: Callable[[int], memoryview],
+        on_chunk: Callable[[], None],
     ) -> Cause | None:
         for index, slot_index in left:  # each takes the next one; a list's iterator allows that
             if plan.has_failed:
@@ -58,5 +64,5 @@ class ChunkWriters:
                 cause = cause_of(error)
                 plan.fail(cause)
                 return cause
-            self._on_chunk()
+            on_chunk()
         return None

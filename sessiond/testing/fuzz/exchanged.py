@@ -47,7 +47,7 @@ def _message_seeds() -> list[bytes]:
     seeds = []
     for header in (
         {"kind": "load", "job_id": 1, "plan_id": 2, "items": [[0, 1], [1, 0]]},
-        {"kind": "progress"},
+        {"kind": "progress", "job_id": 1},
         {"kind": "store_done", "job_id": 3, "causes": [{"reason": "store_full"}]},
         {"kind": "suspend_finished", "plan_id": 1, "snapshot": None, "causes": []},
     ):

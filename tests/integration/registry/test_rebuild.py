@@ -191,6 +191,17 @@ def test_a_session_without_a_record_is_told_by_its_manifests(
     assert registry.get_session(OTHER, GUESSED).snapshot is not None
 
 
+def test_what_retention_takes_meanwhile_does_not_come_back(registry: Registry) -> None:
+    session, summary = a_session(), a_summary()
+    registry.create_session(session)
+    registry.record_snapshot(session.tenant, session.session_id, summary)
+    witness = Witness(session, 0.0, (summary,), frozenset(), is_guess=False)  # read from files
+    registry.forget_snapshots(session.tenant, session.session_id, [1], "snapshot_evicted")
+    registry.restore_session(witness, NOW_UNIX_S)
+    found = registry.get_session(session.tenant, session.session_id)
+    assert (found.snapshot, found.lost_reason) == (None, "snapshot_evicted")
+
+
 def test_what_cannot_be_read_is_named(world: Lived, registry: Registry) -> None:
     folder = _folder(world.store, KEPT)
     flip_byte(folder / "1.manifest", -1)

@@ -7,12 +7,14 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from sqlalchemy import inspect, text
 
 from sessiond.domain.errors import ConfigurationError, RegistryUnavailableError
+from sessiond.domain.session import OperationKind, OperationStatus
 from sessiond.registry import (
     Registry,
     check_schema,
@@ -23,6 +25,7 @@ from sessiond.registry import (
 from sessiond.registry.dialects import open_engine
 from sessiond.registry.models import Base
 from sessiond.registry.schema import downgrade
+from sessiond.testing.values import NOW_UNIX_S, a_session, an_operation
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -85,6 +88,29 @@ def test_down_and_up_again(empty_url: str) -> None:
     upgrade(empty_url)
     assert described(empty_url) == before
     check_schema(empty_url)
+
+
+def test_rows_survive_the_way_down_and_up(url: str) -> None:
+    registry = Registry.open(url)
+    session = a_session(ttl_s=7.5, lost_reason="snapshot_evicted", lost_generation=3)
+    registry.create_session(session)
+    for kind in (OperationKind.RETENTION, OperationKind.SUSPEND):
+        operation = an_operation(session, kind=kind)
+        registry.begin_operation(operation)
+        ended = OperationStatus.SUCCEEDED
+        registry.finish_operation(operation.operation_id, operation.owner, ended, None, NOW_UNIX_S)
+    registry.close()
+    downgrade(url, "0001")
+    engine = open_engine(url)
+    with engine.begin() as connection:
+        kinds = list(connection.scalars(text("SELECT kind FROM operations")))
+    engine.dispose()
+    assert kinds == ["suspend"]  # code of that revision knows no other kind
+    upgrade(url)
+    registry = Registry.open(url)
+    found = registry.get_session(session.tenant, session.session_id)
+    registry.close()
+    assert found == replace(session, ttl_s=None, lost_reason="", lost_generation=0)
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,8 @@ async def test_patch(api: httpx.AsyncClient) -> None:
     assert (await api.patch(SESSION, json={"idle_timeout_s": None})).json()["pinned"] is True
     for wrong in (
         {"idle_timeout_s": -1},
+        {"ttl_s": -1},
+        {"ttl_s": True},
         {"pinned": None},
         {"model": "x"},
         {"idle_timeout_s": "x"},

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from sessiond.connector.mover import protocol
-from sessiond.connector.moverwatch import MAX_DEATHS, JobDone, MoverWatch, Question
+from sessiond.connector.moverwatch import MAX_DEATHS, JobDone, MoverWatch
+from sessiond.connector.questions import Question
 from sessiond.testing.fake_mover import FakeClock, FakeMovers
 
 DEADLINE_S = 60.0
@@ -243,12 +244,50 @@ def test_a_long_job_that_makes_progress_does_not_hang(watched: Watched, clock: F
     watched.ask()
     for _ in range(5):
         clock.sleep(DEADLINE_S - 1)
-        watched.movers.newest.answer(protocol.Progress())
+        watched.movers.newest.answer(protocol.Progress(1))
         watched.watch.poll()
     watched.watch.poll()
     assert not watched.movers.newest.killed
     clock.sleep(DEADLINE_S + 1)
     watched.watch.poll()
+    assert watched.movers.all[0].killed
+
+
+def test_what_waits_behind_a_long_job_does_not_hang(watched: Watched, clock: FakeClock) -> None:
+    watched.watch.ask(protocol.Store(1, 9, []))
+    watched.watch.ask(protocol.OpenSuspend(10, "t", "s", 1, ""))
+    watched.watch.ask(protocol.Load(2, 3, []))
+    watched.watch.ask(protocol.Load(4, 5, []))
+    for _ in range(3):
+        clock.sleep(DEADLINE_S - 1)
+        watched.movers.newest.answer(protocol.Progress(1))
+        watched.movers.newest.answer(protocol.Progress(2))
+        watched.watch.poll()
+        watched.watch.poll()
+    assert not watched.movers.newest.killed
+    watched.movers.newest.answer(protocol.StoreDone(1, []))
+    watched.movers.newest.answer(protocol.LoadDone(2, [], [], 1.0, 1))
+    watched.watch.poll()
+    clock.sleep(DEADLINE_S - 1)
+    watched.watch.poll()
+    assert not watched.movers.newest.killed
+    clock.sleep(2)
+    watched.watch.poll()
+    assert watched.movers.all[0].killed
+
+
+@pytest.mark.parametrize("other", [protocol.Store(7, 9, []), protocol.Load(7, 9, [])])
+def test_another_jobs_progress_excuses_no_job(
+    watched: Watched, clock: FakeClock, other: protocol.Store | protocol.Load
+) -> None:
+    """Else a read that hangs would last for as long as anything else is moved."""
+    watched.ask()
+    watched.watch.ask(other)
+    for _ in range(2):
+        clock.sleep(DEADLINE_S / 2 + 1)
+        watched.movers.newest.answer(protocol.Progress(7))
+        watched.watch.poll()
+        watched.watch.poll()
     assert watched.movers.all[0].killed
 
 

@@ -8,10 +8,15 @@ from hypothesis import strategies as st
 
 from sessiond.domain.ids import SessionId, TenantId
 from sessiond.domain.retention import (
+    Bounds,
     Candidate,
+    Demand,
+    Load,
+    RemovalCause,
     SessionKey,
     Share,
     choose,
+    demands,
     exclusive_bytes,
     floor_bytes,
     superseded,
@@ -102,3 +107,10 @@ def test_the_floor_is_small_on_small_disks() -> None:
     assert floor_bytes(None, 16 << 20) == (16 << 20) // 50
     assert floor_bytes(None, 10 << 40) == 1 << 30
     assert floor_bytes(0, 10 << 40) == 0
+
+
+def test_what_is_written_already_is_not_asked_for_again() -> None:
+    bounds = Bounds(floor_bytes=10)
+    assert demands(Load({}, 0, free_bytes=60, writing_bytes=50), bounds, {"t": 100}) == []
+    (demand,) = demands(Load({}, 0, free_bytes=60), bounds, {"t": 100})
+    assert demand == Demand(RemovalCause.FREE_SPACE, 50)

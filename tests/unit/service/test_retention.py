@@ -18,10 +18,13 @@ from sessiond.testing.values import an_operation
 from sessiond.testing.world import AGENT, QUICK, World, open_world, problem, reasons, report, text
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from pathlib import Path
 
+    from sessiond.domain.ids import SegmentId
     from sessiond.domain.session import Operation
-    from sessiond.service.retention import RetentionReport
+    from sessiond.service.pressure import RetentionReport
+    from sessiond.store.usage import Usage
     from sessiond.testing.fake_engine import FakeEngine
 
 pytestmark = pytest.mark.anyio
@@ -150,6 +153,41 @@ async def test_a_tenants_quota_is_its_own_matter(tmp_path: Path) -> None:
         assert by_tenant[world.store.keys.tenant_name(DEFAULT_TENANT)] <= 110_000
 
 
+async def test_a_tenant_over_its_quota_keeps_nobody_else_from_suspending(world: World) -> None:
+    world.start_engine()
+    other = TenantId("other")
+    for session_id in (A, B):
+        await stored(world, session_id, pinned=True)
+    await world.services.catalogue.create(other, A)
+    await world.turn(A, text(100, 5), tenant=other)
+    bound(world, quota_tenant_bytes=90_000)
+    report(await world.ended(await world.services.lifecycle.suspend(other, A)))
+
+
+async def test_many_tenants_over_their_quotas_are_all_heard(world: World) -> None:
+    world.start_engine()
+    tenants = [TenantId(f"t{number}") for number in range(6)]
+    for tenant in tenants:
+        await world.services.catalogue.create(tenant, A)
+        await world.turn(A, text(100, 5), tenant=tenant)
+        report(await world.ended(await world.services.lifecycle.suspend(tenant, A)))
+    bound(world, quota_tenant_bytes=30_000)
+    assert (await run(world)).evicted == len(tenants)
+
+
+async def test_what_others_have_pinned_is_told_to_nobody(world: World) -> None:
+    world.start_engine()
+    other = TenantId("other")
+    await stored(world, A, pinned=True)
+    await world.services.catalogue.create(other, A)
+    await world.turn(A, text(100, 5), tenant=other)
+    quota_for(world, 0.1)
+    ended = await world.ended(await world.services.lifecycle.suspend(other, A))
+    assert problem(ended) == "quota_exceeded"
+    message = str((ended.result or {})["message"])
+    assert message.endswith("and only pinned sessions and ones at work are left.")
+
+
 async def test_where_only_pinned_ones_are_left_a_suspend_is_refused(world: World) -> None:
     engine = world.start_engine()
     await stored(world, A)
@@ -253,6 +291,20 @@ async def test_a_turn_renews_a_session(tmp_path: Path) -> None:
         assert (await run(world)).expired == 1
 
 
+async def test_whoever_has_just_asked_for_a_ticket_keeps_what_it_names(tmp_path: Path) -> None:
+    async with open_world(tmp_path, limits=replace(QUICK, ttl_s=DAY_S)) as world:
+        engine = world.start_engine()
+        for session_id in (A, B):
+            await stored(world, session_id)
+        world.kill_engine(engine)
+        world.start_engine()
+        world.pass_time(DAY_S - 10)
+        ticket = await world.services.turns.ticket(DEFAULT_TENANT, A)
+        world.pass_time(20)
+        assert ((await run(world)).expired, ticket.generation) == (1, 1)
+        assert [await has_snapshot(world, one) for one in (A, B)] == [True, False]
+
+
 # Generations
 
 
@@ -296,6 +348,17 @@ async def test_more_generations_may_be_kept(tmp_path: Path) -> None:
         world.start_engine()
         await grown(world)
         assert world.store.generations(DEFAULT_TENANT, A) == [1, 2]
+
+
+async def test_a_snapshot_stands_where_an_old_one_cannot_be_removed(tmp_path: Path) -> None:
+    ops = FaultyOps()
+    async with open_world(tmp_path, ops=ops) as world:
+        world.start_engine()
+        ops.fail("unlink", errno.EIO, name_part=".manifest")
+        await grown(world)  # a suspend that succeeds
+        assert world.store.generations(DEFAULT_TENANT, A) == [1, 2]
+        assert (await run(world)).pruned == 1
+        assert world.store.generations(DEFAULT_TENANT, A) == [2]
 
 
 async def test_a_reader_of_an_old_generation_is_not_disturbed(world: World) -> None:
@@ -342,6 +405,26 @@ async def test_a_session_that_is_being_read_is_not_evicted(world: World) -> None
         assert [await has_snapshot(world, one) for one in (A, B, C)] == [True, False, True]
 
 
+async def test_a_pin_in_the_last_moment_counts(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.start_engine()
+    await stored(world, A)
+    await used(world, C)
+    quota_for(world, 0.6)
+    is_locked = world.store.upkeep.is_locked
+
+    def pinned_meanwhile(segments: Collection[SegmentId]) -> bool:
+        now = world.services.context.now()
+        world.registry.update_session(DEFAULT_TENANT, A, pinned=True, updated_unix_s=now)
+        return is_locked(segments)
+
+    monkeypatch.setattr(world.store.upkeep, "is_locked", pinned_meanwhile)
+    assert problem(await world.suspend(C)) == "quota_exceeded"
+    assert await has_snapshot(world, A)
+    assert (await events(world, A))[-1][0] == "suspended"
+
+
 async def test_two_daemons_at_once_do_each_thing_once(tmp_path: Path) -> None:
     async with open_world(tmp_path, limits=replace(QUICK, ttl_s=DAY_S)) as world:
         world.start_engine()
@@ -372,8 +455,8 @@ async def test_nothing_to_do_costs_little_and_changes_nothing(world: World) -> N
     world.start_engine()
     await stored(world, A)
     await run(world)
-    first = await run(world)
-    assert first == await run(world)
+    first, again = await run(world), await run(world)
+    assert replace(first, free_bytes=0) == replace(again, free_bytes=0)  # others use the disk, too
     assert (first.expired, first.pruned, first.evicted, first.bytes_freed) == (0, 0, 0, 0)
 
 
@@ -405,6 +488,43 @@ async def test_files_that_cannot_be_removed_still_count(tmp_path: Path) -> None:
         world.pass_time(DAY_S + 60)
         assert (await run(world)).expired == 1
         assert not await has_snapshot(world, A)
+
+
+async def test_one_bad_session_keeps_no_other_from_expiring(tmp_path: Path) -> None:
+    ops = FaultyOps()
+    async with open_world(tmp_path, limits=replace(QUICK, ttl_s=DAY_S), ops=ops) as world:
+        world.start_engine()
+        for session_id in (A, B, C):
+            await stored(world, session_id)
+        world.pass_time(DAY_S + 60)
+        ops.fail("unlink", errno.EIO, name_part=".manifest")  # once: of the first one
+        with pytest.raises(StoreError):
+            await run(world)
+        left = [world.store.generations(DEFAULT_TENANT, one) for one in (A, B, C)]
+        assert sorted(left) == [[], [], [1]]
+
+
+async def test_a_session_of_which_nobody_can_tell_whether_it_is_pinned_stays(world: World) -> None:
+    world.start_engine()
+    for session_id in (A, B):
+        await stored(world, session_id)
+    with world.registry._engine.begin() as connection:  # a registry that lost a session
+        for table in ("events", "operations", "snapshots", "sessions"):
+            connection.exec_driver_sql(f"DELETE FROM {table} WHERE session_id = 'a'")
+    name = world.store.keys.session_name(DEFAULT_TENANT, A)
+    (record,) = (world.store.root / "sessions").glob(f"*/{name}/session.json")
+    record.write_bytes(b"no JSON")
+    quota_for(world, 0.6)
+    await stored(world, C)
+    left = [world.store.generations(DEFAULT_TENANT, one) for one in (A, B, C)]
+    assert left == [[1], [], [1]]
+
+
+async def test_a_suspend_waits_for_no_run_of_retention(world: World) -> None:
+    world.start_engine()
+    await used(world, A)
+    async with world.services.retention._one_at_a_time:  # as a collection that takes its time
+        report(await asyncio.wait_for(world.suspend(A), 5))
 
 
 # A full disk
@@ -450,3 +570,25 @@ async def test_a_full_disk_with_nothing_to_evict_says_so_with_figures(tmp_path: 
         assert "bytes" in message
         assert "only pinned sessions" in message
         assert await has_snapshot(world, A)
+
+
+async def test_far_from_its_quota_a_suspend_does_without_a_look_at_the_store(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.start_engine()
+    bound(world, quota_total_bytes=1 << 30, quota_tenant_bytes=1 << 30)
+    await stored(world, A)  # the first one looks
+    looks: list[None] = []
+    usage = world.store.upkeep.usage
+
+    def counted() -> Usage:
+        looks.append(None)
+        return usage()
+
+    monkeypatch.setattr(world.store.upkeep, "usage", counted)
+    await stored(world, B)
+    assert not looks
+    bound(world, quota_total_bytes=world.store.upkeep.usage().total_bytes + 70_000)
+    del looks[:]
+    await stored(world, C)  # near it, figures are needed
+    assert looks

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -146,3 +147,43 @@ def test_due_means_no_turn_and_time_passed(
     limit_s = default_s if timeout_s is None else timeout_s
     expected = turns == 0 and idle_s >= limit_s
     assert is_due(session, presence, default_s, idle_s) is expected
+
+
+@pytest.mark.anyio
+async def test_idle_sessions_do_not_evict_each_other_for_ever(
+    world: World, engine: FakeEngine
+) -> None:
+    other = SessionId("other")
+    await world.create(other)
+    await world.turn(other, text(100, seed=2))
+    context = world.services.context
+    # Room for one snapshot, by what a suspend may need at most, and not for two.
+    quota_bytes = world.store.upkeep.usage().total_bytes + 90_000
+    limits = replace(context.limits, quota_total_bytes=quota_bytes, sweep_retry_s=0.0)
+    object.__setattr__(context, "limits", limits)
+    world.pass_time(IDLE_S + 1)
+    for _ in range(6):
+        await world.services.sweeper.sweep()
+        world.pass_time(1)
+    assert suspends(engine) == 2  # each one once
+    await world.turn(AGENT, text(100))
+    await world.turn(other, text(100, seed=2))
+    world.pass_time(IDLE_S + 1)
+    await world.services.sweeper.sweep()
+    assert suspends(engine) > 2  # used again, stored again
+
+
+@pytest.mark.anyio
+async def test_a_suspend_that_is_refused_for_ever_is_tried_less_and_less(
+    world: World, engine: FakeEngine
+) -> None:
+    context = world.services.context
+    limits = replace(context.limits, quota_total_bytes=1)
+    object.__setattr__(context, "limits", limits)
+    world.pass_time(IDLE_S)
+    failed = 0
+    for _ in range(60):  # an hour
+        world.pass_time(limits.sweep_retry_s + 0.1)
+        failed += (await world.services.sweeper.sweep()).failed
+    assert 5 <= failed <= 7
+    assert suspends(engine) == 0

@@ -11,6 +11,7 @@ import pytest
 
 from sessiond.domain.errors import SnapshotNotFoundError, StoreError
 from sessiond.domain.ids import SegmentId, SessionId, TenantId
+from sessiond.store.sessions import SessionRecord
 from sessiond.store.store import Store
 from sessiond.testing.files import FaultyOps, flip_byte
 from sessiond.testing.snapshots import (
@@ -172,17 +173,41 @@ def test_an_unreadable_manifest_holds_its_tenants_bytes(store: Store) -> None:
     assert store.collect().segments_removed == 1
 
 
-def test_a_disk_that_fails_while_manifests_are_read_frees_nothing(
+def test_a_system_that_refuses_to_read_manifests_frees_nothing(
     tmp_path: Path, keys: KeyRing
 ) -> None:
     ops = FaultyOps()
     store = Store.open(tmp_path / "root", keys, ops=ops)
     plan = SnapshotPlan()
     manifest = write_snapshot(store, plan)
-    ops.fail("pread", errno.EIO)
+    store.write_session(SessionRecord(TENANT, SESSION, 1.0, 1.0))
+    ops.fail("open", errno.EMFILE, name_part=".manifest")
     with pytest.raises(StoreError):
         store.collect()
     assert load_snapshot(store, manifest) == expected_bytes(plan)
+
+
+def test_a_bad_sector_under_a_manifest_holds_its_tenant_alone(
+    tmp_path: Path, keys: KeyRing
+) -> None:
+    ops = FaultyOps()
+    store = Store.open(tmp_path / "root", keys, ops=ops)
+    plan, other = SnapshotPlan(), SnapshotPlan(tenant=TenantId("umbrella"), seed=1)
+    manifest = write_snapshot(store, plan)
+    write_snapshot(store, other)
+    for one in (plan, other):
+        store.write_session(SessionRecord(one.tenant, one.session, 1.0, 1.0))
+        dead = replace(one, generation=2, seed=5)
+        write_snapshot(store, dead)
+        store.delete_snapshot(dead.tenant, dead.session, 2)
+    ops.fail("open", errno.EIO, name_part="1.manifest")  # the first that is looked at
+    usage = store.upkeep.usage()
+    assert len(usage.held) == 1
+    assert store.upkeep.usage().held == set()  # read again
+    ops.fail("open", errno.EIO, name_part="1.manifest")
+    assert store.collect().segments_removed == 1
+    assert load_snapshot(store, manifest) == expected_bytes(plan)
+    assert store.collect().segments_removed == 1
 
 
 def test_broken_segments_are_left_to_verification(store: Store) -> None:

@@ -103,7 +103,7 @@ def test_an_abandoned_segment_leaves_nothing(store: Store) -> None:
     writer = store.new_segment(TENANT, plan.bytes_digest)
     position = plan.positions()[0]
     writer.append(position, memoryview(plan.raw(position)), plan.codec)
-    writer.abort()
+    writer.close()
     writer.close()
     assert list((store.root / "tmp").iterdir()) == []
     assert list((store.root / "segments").rglob("*.seg")) == []

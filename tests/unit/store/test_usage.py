@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sessiond.domain.errors import StoreFullError
+from sessiond.domain.errors import StoreError, StoreFullError
 from sessiond.domain.ids import SessionId, TenantId
 from sessiond.store.codecs import Codec
 from sessiond.store.fileio import Space
@@ -154,6 +157,49 @@ def test_a_tenant_with_an_unreadable_manifest_is_held(store: Store) -> None:
     usage = store.upkeep.usage()
     assert usage.held == {store.keys.tenant_name(TENANT)}
     assert usage.sessions == {}
+
+
+def test_another_sessions_manifest_speaks_for_nobody(store: Store) -> None:
+    """A copy in a wrong place would pass its own session's snapshots off as that place's."""
+    write_snapshot(store)
+    write_snapshot(store, SnapshotPlan(session=OTHER_SESSION, seed=1))
+    names = [store.keys.session_name(TENANT, one) for one in (SESSION, OTHER_SESSION)]
+    folders = [store.root / "sessions" / store.keys.tenant_name(TENANT) / name for name in names]
+    shutil.copy(folders[0] / "1.manifest", folders[1] / "7.manifest")
+    usage = store.upkeep.usage()
+    found = {key: session.generations for key, session in usage.sessions.items()}
+    assert found == {KEY: [1], (TENANT, OTHER_SESSION): [1, 7]}
+    assert usage.sessions[TENANT, OTHER_SESSION].readable == [1]
+    assert usage.held == {store.keys.tenant_name(TENANT)}
+
+
+@pytest.mark.parametrize("place", ["a" * 32, f"{'a' * 32}/{'b' * 32}"])
+def test_a_foreign_file_in_a_folders_place_stops_nothing(store: Store, place: str) -> None:
+    write_snapshot(store)
+    store.delete_session(TENANT, SESSION)
+    foreign = store.root / "sessions" / place
+    foreign.parent.mkdir(mode=0o700, exist_ok=True)
+    foreign.write_bytes(b"x")
+    assert store.upkeep.usage().sessions == {}
+    assert store.collect().tenants_held == []
+    assert [record.is_tombstone for record in store.list_sessions()] == [True]
+    assert store.remove_tombstones(time.time() + 1) == 1
+    assert foreign.read_bytes() == b"x"
+
+
+def test_what_a_failing_disk_left_is_looked_at_again(tmp_path: Path, keys: KeyRing) -> None:
+    ops = FaultyOps()
+    store = Store.open(tmp_path / "root", keys, ops=ops)
+    parent = write_snapshot(store, SnapshotPlan(chunks=2))
+    shared = replace(parent, chunks=parent.chunks[:1], generation=2, parent_generation=1)
+    store.commit_manifest(shared)
+    store.upkeep.usage()
+    store.delete_snapshot(TENANT, SESSION, 1)
+    store.upkeep.usage()
+    ops.fail("punch", errno.EIO)
+    with pytest.raises(StoreError):
+        store.upkeep.collect_changed()
+    assert store.upkeep.collect_changed().frames_freed == 1
 
 
 def test_only_what_has_died_is_looked_at(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sessiond.domain.ids import SegmentId, SessionId, TenantId
+from sessiond.store.fileio import try_lock
 from sessiond.store.findings import VerifyOptions
 from sessiond.store.sessions import SessionRecord
 from sessiond.store.store import Store
-from sessiond.testing.files import flip_byte
+from sessiond.testing.files import SteppedOps, flip_byte
 from sessiond.testing.snapshots import (
     SESSION,
     TENANT,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from sessiond.domain.keys import KeyRing
     from sessiond.domain.snapshot import Manifest
 
 REPAIR = VerifyOptions(repair=True)
@@ -66,6 +68,30 @@ def test_one_tenant_and_a_sample(store: Store) -> None:
     assert (report.snapshots, report.segments) == (1, 1)
     assert report.chunks + report.chunks_skipped == 30
     assert 5 < report.chunks < 25
+
+
+class Watching(SteppedOps):
+    """Notes whether notes could be changed while a collection holds their segment."""
+
+    def __init__(self) -> None:
+        self.segment: Path | None = None
+        self.locked: list[bool] = []
+
+    def before(self, call: str, name: str) -> None:
+        if self.segment and call in {"rename", "unlink"} and name.endswith(".bad"):
+            with self.segment.open("rb") as file:
+                self.locked.append(not try_lock(file.fileno(), exclusive=True))
+
+
+def test_notes_are_forgotten_under_the_segments_lock(tmp_path: Path, keys: KeyRing) -> None:
+    """Else the collector's note on a frame that it frees now could be lost."""
+    ops = Watching()
+    store = Store.open(tmp_path / "root", keys, ops=ops)
+    manifest = write_snapshot(store)
+    store.mark_bad(manifest.chunks[0].segment_id, manifest.chunks[0].offset_bytes, "was dark")
+    ops.segment = first_segment(store, manifest)
+    assert store.verify(REPAIR).notes_removed == 1
+    assert ops.locked == [True]
 
 
 def test_a_bad_chunk_is_found_noted_and_forgiven_when_it_reads_again(store: Store) -> None:

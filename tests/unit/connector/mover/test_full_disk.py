@@ -84,6 +84,7 @@ def check_first(rig: MoverRig) -> None:
     assert (done.failed, done.causes) == ([], [])
     assert [rig.slot(chunk) for chunk in range(CHUNKS)] == [bf16_bytes(n) for n in range(CHUNKS)]
     rig.send(protocol.ClosePlan(opened.plan_id))
+    rig.open_load("no session", HEAD)  # answered in turn: by then the plan is closed
 
 
 def evict(rig: MoverRig, session: str) -> None:
