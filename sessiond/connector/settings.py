@@ -22,8 +22,8 @@ SETTING_MEANINGS: Mapping[str, str] = {
     "url": "Where sessiond reaches this engine.",
     "codec": "How chunks are stored: `auto` takes for each segment what pays on this machine; "
     "`raw`, `zstd` and `planar-zstd` are pins.",
-    "read_threads": "Threads of the mover that read and decode; default: one more than cores, at "
-    "most 4; fewer if their memory does not fit.",
+    "read_threads": "Threads of the mover that decode what was read; default: as many as cores, "
+    "2 to 4; fewer if their memory does not fit.",
     "write_threads": "Threads of the mover that encode and write, at low priority; default: one "
     "more than cores, at most 4; fewer if their memory does not fit.",
     "mover_memory_bytes": "What the mover may take in memory beside the shared RAM tier. An engine "
@@ -39,7 +39,12 @@ SETTING_MEANINGS: Mapping[str, str] = {
 }
 
 
-def _default_threads() -> int:
+def _default_read_threads() -> int:
+    """Return as many threads as cores: reading ahead is done by threads of its own."""
+    return max(2, min(_MOST_DEFAULT_THREADS, os.cpu_count() or 1))
+
+
+def _default_write_threads() -> int:
     """Return enough threads to keep every core busy while one of them waits for the disk."""
     return min(_MOST_DEFAULT_THREADS, 1 + (os.cpu_count() or 1))
 
@@ -52,8 +57,8 @@ class ConnectorSettings:
     key_file: Path
     url: str = ""
     codec: str = "auto"
-    read_threads: int = field(default_factory=_default_threads)
-    write_threads: int = field(default_factory=_default_threads)
+    read_threads: int = field(default_factory=_default_read_threads)
+    write_threads: int = field(default_factory=_default_write_threads)
     mover_memory_bytes: int = 256 << 20
     plan_deadline_s: float = 30.0
     job_deadline_s: float = 60.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
@@ -23,6 +25,12 @@ READ_AHEAD_THREADS = 8
 # Its threads are started when they are needed first. One for all files: they do nothing but wait
 # for the device, and a process has many segments open.
 _readers = ThreadPoolExecutor(READ_AHEAD_THREADS, "sessiond-read")
+
+#: Reads that the device works on at once. On two cores, where a core is as fast as the device,
+#: one after the other is faster than two or three at a time (by 7 and 10 % of its rate); the
+#: devices of larger machines want more than one.
+READS_AT_ONCE = max(1, (os.cpu_count() or 1) // 4)
+_turns = threading.BoundedSemaphore(READS_AT_ONCE)
 
 #: The bytes of a run, or why they could not be read.
 RunData: TypeAlias = npt.NDArray[np.uint8] | Exception
@@ -73,6 +81,7 @@ def read_runs(
 
 def _read(ops: FileOps, fd: int, run: Run, buffer: Scratch) -> RunData:
     try:
-        return read_blocks(ops, fd, buffer, run.offset_bytes, run.size_bytes)
+        with _turns:
+            return read_blocks(ops, fd, buffer, run.offset_bytes, run.size_bytes)
     except (OSError, StoreCorruptError) as error:
         return error

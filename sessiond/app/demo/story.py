@@ -26,6 +26,7 @@ _CONTEXT_TOKENS = 7000
 _FIRST_TURN_TOKENS = 128
 _SECOND_TURN_TOKENS = 64
 _FIRST_QUESTION = "Explain in a few sentences what this module is for."
+_WARM_UP_REPEATS = 12
 _SECOND_QUESTION = "Name one function of it and say what it does."
 
 Say = Callable[[str], None]
@@ -113,8 +114,9 @@ def _second_act(stage: Stage, agent: Agent, first: _FirstAct, say: Say) -> _Seco
 
 def _warm_up(agent: Agent) -> None:
     """Let the engine load what it loads lazily, so that neither side of the comparison pays it."""
-    hello: ChatMessages = [{"role": "user", "content": "Hello!"}]
-    agent.turn(hello, tokens=1, cache_salt=secrets.token_hex(16))
+    question = " ".join([_FIRST_QUESTION] * _WARM_UP_REPEATS)  # as long as what a turn adds
+    hello: ChatMessages = [{"role": "user", "content": question}]
+    agent.turn(hello, tokens=4, cache_salt=secrets.token_hex(16))
 
 
 def _other_weights(stage: Stage, agent: Agent, first: _FirstAct, say: Say) -> IncompatibleFigures:
