@@ -26,7 +26,9 @@ _SQLITE = "sqlite:///"
 _EPILOG = """
 Run it after the registry's database was lost, or replaced by an older copy; the settings are
 those of 'sessiond serve', which may run meanwhile. Sessions, pins, timeouts and snapshots come
-back, and what was deleted does not. Operations, events and idempotency keys are not in the files.
+back, and what was deleted does not. In an older copy, sessions that were deleted more than a day
+ago stay, and their resume says snapshot_missing: nothing in the store tells of them any more.
+Operations, events and idempotency keys are not in the files.
 
 exit status: 0 if all was brought back; 1 if some files could not be read, which are named; 2 if
 the configuration, the store or the registry cannot be used.
