@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -49,12 +50,19 @@ class _Terminal:
         return self._process.wait(_TIMEOUT_S)
 
     def _read(self) -> bool:
+        readable, _, _ = select.select([self._fd], [], [], _TIMEOUT_S)
+        assert readable, f"nothing more comes after {self.output!r}"
         try:
             got = os.read(self._fd, 4096)
         except OSError:  # the other side is closed
             return False
         self.output += got.decode()
         return bool(got)
+
+
+def _heed_interrupts() -> None:
+    # As in a terminal: what runs these tests in the background may ignore them.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @contextmanager
@@ -64,7 +72,13 @@ def _terminal(served: ServedWorld, *arguments: str) -> Iterator[_Terminal]:
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120"}
     environment.pop("NO_COLOR", None)
     with subprocess.Popen(
-        command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
+        command,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment,
+        start_new_session=True,
+        preexec_fn=_heed_interrupts,  # noqa: PLW1509 - one call, which takes no locks
     ) as process:
         os.close(theirs)
         try:
