@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import signal
 import sys
@@ -13,6 +12,7 @@ import uvicorn
 from uvicorn.config import LOGGING_CONFIG
 
 from sessiond.app.config import ENV_PREFIX, Settings, load_settings
+from sessiond.app.exits import refusal_text
 from sessiond.app.logs import json_log_config
 from sessiond.app.wiring import open_daemon
 from sessiond.domain.errors import SessiondError
@@ -40,16 +40,8 @@ def run(arguments: Sequence[str]) -> int:
         with open_daemon(settings) as app:
             return _serve(app, settings, as_json=as_json)
     except SessiondError as error:
-        sys.stderr.write(_refusal(error, as_json=as_json))
+        sys.stderr.write(refusal_text("serve", error, as_json=as_json))
         return 2
-
-
-def _refusal(error: SessiondError, *, as_json: bool) -> str:
-    if as_json:
-        told = {"code": error.code, "message": error.message, "hint": error.hint}
-        return json.dumps(told) + "\n"
-    hint = f" {error.hint}" if error.hint else ""
-    return f"sessiond serve: {error.message}{hint}\n"
 
 
 def _serve(app: FastAPI, settings: Settings, *, as_json: bool) -> int:

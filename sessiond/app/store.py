@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sessiond.app.config import ENV_PREFIX, Settings, load_settings
+from sessiond.app.exits import refusal_text
 from sessiond.domain.errors import SessiondError
 from sessiond.domain.keys import KeyRing
 from sessiond.registry import Registry, current_revision, upgrade
@@ -42,7 +43,7 @@ def run(arguments: Sequence[str]) -> int:
         settings = load_settings(store_root=options.store_root)
         report = _rebuild(settings, dry_run=options.dry_run)
     except SessiondError as error:
-        sys.stderr.write(_refusal(error, as_json=options.json))
+        sys.stderr.write(refusal_text("store", error, as_json=options.json))
         return 2
     told = _as_json(report) if options.json else _as_text(report, dry_run=options.dry_run)
     sys.stdout.write(told)
@@ -76,14 +77,6 @@ def _is_missing(url: str) -> bool:
     if url.startswith(_SQLITE) and not Path(url.removeprefix(_SQLITE)).exists():
         return True
     return current_revision(url) is None
-
-
-def _refusal(error: SessiondError, *, as_json: bool) -> str:
-    if as_json:
-        told = {"code": error.code, "message": error.message, "hint": error.hint}
-        return json.dumps(told) + "\n"
-    hint = f" {error.hint}" if error.hint else ""
-    return f"sessiond store: {error.message}{hint}\n"
 
 
 def _as_json(report: RebuildReport) -> str:

@@ -40,6 +40,23 @@ def claim(tenant: TenantId, session_id: SessionId, kind: OperationKind) -> Claim
     return Claim(tenant, session_id, kind, new_operation_id())
 
 
+def begun(context: Context, wanted: Claim) -> Operation:
+    """Return the row of an operation that this daemon begins now."""
+    now = context.now()
+    return Operation(
+        operation_id=wanted.operation_id,
+        tenant=wanted.tenant,
+        session_id=wanted.session_id,
+        kind=wanted.kind,
+        status=OperationStatus.RUNNING,
+        owner=context.owner,
+        lease_until_unix_s=now + context.limits.lease_s,
+        created_unix_s=now,
+        finished_unix_s=None,
+        result=None,
+    )
+
+
 class Operations:
     """Runs operations in the background, so that a client that hangs up ends none."""
 
@@ -53,7 +70,7 @@ class Operations:
         :raises OperationInProgressError: one of another kind holds the session.
         :raises SessionNotFoundError: there is no such session.
         """
-        operation = self._new(wanted)
+        operation = begun(self._context, wanted)
         try:
             await self._context.blocking(self._context.registry.begin_operation, operation)
         except OperationInProgressError:
@@ -99,21 +116,6 @@ class Operations:
         for task in late:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _new(self, wanted: Claim) -> Operation:
-        now = self._context.now()
-        return Operation(
-            operation_id=wanted.operation_id,
-            tenant=wanted.tenant,
-            session_id=wanted.session_id,
-            kind=wanted.kind,
-            status=OperationStatus.RUNNING,
-            owner=self._context.owner,
-            lease_until_unix_s=now + self._context.limits.lease_s,
-            created_unix_s=now,
-            finished_unix_s=None,
-            result=None,
-        )
 
     async def _joined(self, wanted: Claim) -> Operation:
         running = await self._context.blocking(

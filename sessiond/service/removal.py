@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sessiond.domain.errors import OperationInProgressError, SessionNotFoundError, StoreError
-from sessiond.domain.ids import new_operation_id
 from sessiond.domain.reasons import Reason
 from sessiond.domain.retention import RemovalCause
-from sessiond.domain.session import Operation, OperationKind, OperationStatus
+from sessiond.domain.session import OperationKind, OperationStatus
+from sessiond.service.operations import begun, claim
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,7 +69,7 @@ class Remover:
 
         :raises StoreError: the files could not be removed; what is left counts as before.
         """
-        operation = self._claim(wish)
+        operation = begun(self._context, claim(*wish.key, OperationKind.RETENTION))
         registry = self._context.registry
         try:
             registry.begin_operation(operation)
@@ -162,19 +162,4 @@ class Remover:
             branch.split.disk_tokens and branch.updated_unix_s >= made_unix_s
             for head in heads
             for branch in head.branches
-        )
-
-    def _claim(self, wish: Wish) -> Operation:
-        now, (tenant, session_id) = self._context.now(), wish.key
-        return Operation(
-            operation_id=new_operation_id(),
-            tenant=tenant,
-            session_id=session_id,
-            kind=OperationKind.RETENTION,
-            status=OperationStatus.RUNNING,
-            owner=self._context.owner,
-            lease_until_unix_s=now + self._context.limits.lease_s,
-            created_unix_s=now,
-            finished_unix_s=None,
-            result=None,
         )

@@ -80,7 +80,7 @@ class SessionFiles:
         with self._locked(exclusive=True):
             if not create:
                 self._require_not_deleted()
-            elif self._may_be_deleted():
+            elif self._is_deleted(if_damaged=True):  # nothing may come back
                 self._remove_contents()  # what a crash of the deletion may have left
             self._write_record(record)
 
@@ -140,7 +140,7 @@ class SessionFiles:
     def delete(self) -> Removed:
         """Write the tombstone, then remove manifests and heads."""
         with self._locked(exclusive=True):
-            if not self._has_tombstone():
+            if not self._is_deleted(if_damaged=False):
                 self._write_record(tombstone(self._tenant, self._session, time.time()))
             return self._remove_contents()
 
@@ -171,18 +171,12 @@ class SessionFiles:
         finally:
             self._tree.ops.close(fd)
 
-    def _has_tombstone(self) -> bool:
+    def _is_deleted(self, *, if_damaged: bool) -> bool:
+        """Whether there is a tombstone; *if_damaged* for a file that may have been one."""
         try:
             record = self.record()
         except StoreCorruptError:
-            return False
-        return record is not None and record.is_tombstone
-
-    def _may_be_deleted(self) -> bool:
-        try:
-            record = self.record()
-        except StoreCorruptError:
-            return True  # it may have been a tombstone: nothing of the session may come back
+            return if_damaged
         return record is not None and record.is_tombstone
 
     def _require_not_deleted(self) -> None:

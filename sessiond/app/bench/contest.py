@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from sessiond.app.bench import machine
 from sessiond.app.bench.device import Device
 from sessiond.app.bench.figures import rotated
 from sessiond.app.bench.kv import KvSource
 from sessiond.app.bench.ours import Ours
 from sessiond.app.bench.region import Region, Window
 from sessiond.app.bench.rivals import Safetensors, VllmFs
+from sessiond.app.trials import drop_page_cache
 
 _WARM_UP_CHUNKS = 16
 
@@ -109,7 +109,7 @@ class Contest:
 
     def _settle(self, tally: Tally) -> None:
         """Have the device finish what came before, and the kernel forget files."""
-        dropped = self.drop_page_cache and machine.drop_page_cache()
+        dropped = self.drop_page_cache and drop_page_cache()
         tally.page_cache_dropped = dropped and tally.page_cache_dropped
 
 

@@ -21,9 +21,10 @@ import httpx
 
 from sessiond.app.bench.arrivals import Arrival, prompts
 from sessiond.app.bench.figures import gaps, percentile
-from sessiond.app.bench.kv import CHUNK_TOKENS, Say
+from sessiond.app.bench.kv import CHUNK_TOKENS
 from sessiond.app.bench.machine import describe_machine, versions
 from sessiond.app.bench.streams import Stamps, flowing
+from sessiond.app.trials import Say
 from sessiond.domain.errors import ConfigurationError
 from sessiond.testing.model import MODEL_NAME, build_model
 from sessiond.testing.stack import SERVED_NAME, Stack

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from sessiond.app.trials import Say
 from sessiond.testing.model import MODEL_NAME, build_model
 
 CHUNK_TOKENS = 128
@@ -24,7 +25,6 @@ CONTEXT_CHUNKS = CONTEXT_TOKENS // CHUNK_TOKENS
 #: Shorter texts do not fill a context.
 _MIN_TEXT_BYTES = 40_000
 
-Say = Callable[[str], None]
 Bytes = npt.NDArray[np.uint8]
 
 

@@ -48,16 +48,6 @@ def file_system_of(folder: Path) -> str:
     return kind
 
 
-def drop_page_cache() -> bool:
-    """Have the kernel forget cached files; whether it was allowed."""
-    os.sync()
-    try:
-        Path("/proc/sys/vm/drop_caches").write_text("1")
-    except OSError:
-        return False
-    return True
-
-
 def private_bytes(pid: int) -> int:
     """Return the memory that a process has for itself now, shared memory left out."""
     return int(_field(f"/proc/{pid}/status", "RssAnon").removesuffix(" kB")) << 10

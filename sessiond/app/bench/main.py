@@ -7,7 +7,6 @@ import json
 import re
 import signal
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,9 @@ from rich.console import Console
 
 from sessiond.app.bench import report
 from sessiond.app.bench.interference import InterferenceOptions, measure_interference
-from sessiond.app.bench.kv import Say, real_kv
+from sessiond.app.bench.kv import real_kv
 from sessiond.app.bench.store import CODECS, DEFAULT_CODECS, StoreOptions, measure
+from sessiond.app.trials import Say, add_places, timed
 from sessiond.domain.errors import ConfigurationError
 
 _EPILOG = "exit status: 0 if it was measured, 1 if not, 2 if the options cannot be used."
@@ -29,11 +29,7 @@ def run(arguments: Sequence[str]) -> int:
     """Measure, print, and return the exit status."""
     options = _parser().parse_args(arguments)
     console = Console(stderr=options.json)
-    began_s = time.monotonic()
-
-    def say(text: str) -> None:
-        console.print(f"[dim]{time.monotonic() - began_s:6.1f} s[/dim]  {text}")
-
+    say = timed(console)
     # What was started and written is cleaned up on the way out, however that comes.
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
@@ -129,15 +125,7 @@ def _benchmark(
         name, help=purpose, description=f"Measure {purpose}.", epilog=_EPILOG
     )
     made.set_defaults(measure=measure_it)
-    made.add_argument(
-        "--folder", type=Path, default=Path(".bench"), help="where it works (default: .bench)"
-    )
-    made.add_argument(
-        "--models",
-        type=Path,
-        default=Path(".cache/models"),
-        help="where the built checkpoint is kept (default: .cache/models)",
-    )
+    add_places(made, ".bench")
     made.add_argument("--json", action="store_true", help="print the report as JSON")
     made.add_argument("--output", type=Path, help="write the report as JSON into this file too")
     return made

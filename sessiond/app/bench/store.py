@@ -13,11 +13,12 @@ from typing import Any
 from sessiond.app.bench import figures
 from sessiond.app.bench.contest import Contest, Tally
 from sessiond.app.bench.device import Device
-from sessiond.app.bench.kv import KvSource, Say
+from sessiond.app.bench.kv import KvSource
 from sessiond.app.bench.machine import describe_machine, versions
 from sessiond.app.bench.ours import Ours
 from sessiond.app.bench.region import Region, windows
 from sessiond.app.bench.rivals import MANY_JOBS_CHUNKS, Safetensors, VllmFs
+from sessiond.app.trials import Say
 from sessiond.domain.errors import ConfigurationError
 
 CODECS = ("raw", "planar-zstd", "zstd", "auto")

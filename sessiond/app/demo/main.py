@@ -6,16 +6,15 @@ import argparse
 import json
 import signal
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 from rich.console import Console
 
 from sessiond.app.demo.report import broken_promises, show
 from sessiond.app.demo.stage import Stage
 from sessiond.app.demo.story import play
+from sessiond.app.trials import add_places, timed
 
 _EPILOG = "exit status: 0 if every promise holds, 1 if one is broken."
 
@@ -26,10 +25,7 @@ def run(arguments: Sequence[str]) -> int:
     console = Console(stderr=options.json)
     # Servers run in process groups of their own: a plain SIGTERM would leave them behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    began_s = time.monotonic()
-
-    def say(text: str) -> None:
-        console.print(f"[dim]{time.monotonic() - began_s:6.1f} s[/dim]  {text}")
+    say = timed(console)
 
     with Stage(options.folder.absolute(), options.models.absolute()) as stage:
         report = play(stage, say)
@@ -48,14 +44,6 @@ def _parser() -> argparse.ArgumentParser:
         description="Suspend a session, kill the engine, resume: on a real model, on this CPU.",
         epilog=_EPILOG,
     )
-    parser.add_argument(
-        "--folder", type=Path, default=Path(".demo"), help="where it works (default: .demo)"
-    )
-    parser.add_argument(
-        "--models",
-        type=Path,
-        default=Path(".cache/models"),
-        help="where the built checkpoint is kept (default: .cache/models)",
-    )
+    add_places(parser, ".demo")
     parser.add_argument("--json", action="store_true", help="print the report as JSON too")
     return parser

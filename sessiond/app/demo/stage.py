@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,15 +52,6 @@ class Stage(Stack):
             restored = self.model / f"{_WEIGHTS}.restored"
             shutil.copyfile(self._models / MODEL_NAME / _WEIGHTS, restored)
             restored.replace(self.model / _WEIGHTS)
-
-    def drop_page_cache(self) -> bool:
-        """Have the kernel forget cached files; whether it was allowed."""
-        os.sync()
-        try:
-            Path("/proc/sys/vm/drop_caches").write_text("1")
-        except OSError:
-            return False
-        return True
 
     def flip_one_byte(self) -> None:
         """Flip one byte of the first chunk in the newest segment."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio.base_events
 import secrets
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from sessiond.app.demo.report import (
     SnapshotFigures,
 )
 from sessiond.app.demo.stage import Stage
+from sessiond.app.trials import Say, drop_page_cache
 from sessiond.connector.versions import vllm_version
 from sessiond.domain.tokens import common_prefix_tokens, whole_chunk_tokens
 from sessiond.testing.agent import Agent, ChatMessages, Turn
@@ -28,8 +28,6 @@ _SECOND_TURN_TOKENS = 64
 _FIRST_QUESTION = "Explain in a few sentences what this module is for."
 _WARM_UP_REPEATS = 12
 _SECOND_QUESTION = "Name one function of it and say what it does."
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -96,10 +94,10 @@ def _first_act(agent: Agent, say: Say) -> _FirstAct:
 def _second_act(stage: Stage, agent: Agent, first: _FirstAct, say: Say) -> _SecondAct:
     say("SIGKILL to the engine; starting it again")
     stage.engine.kill()
-    dropped = stage.drop_page_cache()
+    dropped = drop_page_cache()
     stage.start_engine(stage.model)
     _warm_up(agent)
-    dropped = stage.drop_page_cache() and dropped
+    dropped = drop_page_cache() and dropped
     say("resuming the session, then turn 2")
     began_s = time.perf_counter()
     resume = agent.resume()

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import threading
 
-from sessiond.store.priority import lower_this_thread
-
-__all__ = ["ReadGate", "lower_this_thread"]
-
 #: However busy reads are, writes go on: a write that starves would be taken for a hanging one.
 _LONGEST_PAUSE_S = 0.2
 

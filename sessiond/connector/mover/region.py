@@ -6,7 +6,7 @@ import mmap
 import os
 import threading
 
-from sessiond.connector.mover.priority import lower_this_thread
+from sessiond.store.priority import lower_this_thread
 
 #: ``MADV_POPULATE_WRITE`` of ``madvise(2)``, since Linux 5.14.
 _POPULATE_WRITE = 23

@@ -22,7 +22,7 @@ from sessiond.connector.mover.loadjobs import LoadJob
 from sessiond.connector.mover.loads import LoadPlan, open_load
 from sessiond.connector.mover.memory import PlanRoom, divide, plan_bytes
 from sessiond.connector.mover.meter import MeteredOps
-from sessiond.connector.mover.priority import ReadGate, lower_this_thread
+from sessiond.connector.mover.priority import ReadGate
 from sessiond.connector.mover.suspends import SuspendPlan
 from sessiond.connector.mover.writes import ChunkWriters
 from sessiond.domain.errors import SessiondError
@@ -34,6 +34,7 @@ from sessiond.store import planes
 from sessiond.store.codecchoice import Speeds, choose_codec
 from sessiond.store.codecs import Codec
 from sessiond.store.keyfile import load_server_key
+from sessiond.store.priority import lower_this_thread
 from sessiond.store.store import Store
 
 logger = logging.getLogger(__name__)

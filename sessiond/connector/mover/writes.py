@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 
 from sessiond.connector.mover.failures import cause_of
-from sessiond.connector.mover.priority import ReadGate, lower_this_thread
+from sessiond.connector.mover.priority import ReadGate
 from sessiond.connector.mover.suspends import SuspendPlan
 from sessiond.domain.errors import SessiondError
 from sessiond.domain.reasons import Cause
+from sessiond.store.priority import lower_this_thread
 
 
 class ChunkWriters:
