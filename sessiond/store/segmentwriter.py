@@ -29,6 +29,8 @@ from sessiond.store.room import require_room
 from sessiond.store.segments import record_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sessiond.domain.ids import SegmentId
     from sessiond.domain.snapshot import ChunkRecord
     from sessiond.store.tree import Tree
@@ -87,10 +89,17 @@ class SegmentWriter:
         """The file's length up to now, without index and footer."""
         return self._end_bytes
 
-    def append(self, position: ChunkPosition, raw: memoryview, codec: Codec) -> ChunkRecord:
+    def append(
+        self,
+        position: ChunkPosition,
+        raw: memoryview,
+        codec: Codec,
+        before_write: Callable[[], None] | None = None,
+    ) -> ChunkRecord:
         """Write one chunk and return its record.
 
         :param raw: the chunk's bytes, contiguous; must not change before this returns.
+        :param before_write: called when it is encoded; may wait, for the chunks before it.
         :raises StoreFullError: there is no room; the segment can still be finished without
             this chunk.
         :raises StoreError: the write failed.
@@ -114,6 +123,8 @@ class SegmentWriter:
             checksum,
             position.chain_digest,
         )
+        if before_write is not None:
+            before_write()
         return record_of(self._write_frame(entry, frame[:frame_bytes]), self.segment_id)
 
     def finish(self) -> None:

@@ -74,9 +74,12 @@ class SuspendPlan:
         """Whether nothing more will be written."""
         return self._cause is not None
 
-    def append(self, index: int, raw: memoryview) -> None:
+    def append(
+        self, index: int, raw: memoryview, before_write: Callable[[], None] | None = None
+    ) -> None:
         """Write one chunk.
 
+        :param before_write: called when it is encoded; may wait
         :raises StoreError: it could not be written
         :raises OSError: the same
         """
@@ -85,7 +88,7 @@ class SuspendPlan:
         size = self._hello.chunk_tokens
         position = ChunkPosition(0, index * size, (index + 1) * size, self._chain[index])
         writer, codec = self._writer(raw)
-        self._written[index] = writer.append(position, raw, codec)
+        self._written[index] = writer.append(position, raw, codec, before_write)
 
     def fail(self, cause: Cause) -> None:
         """Remember why nothing more is written; what came before it may still be committed."""
