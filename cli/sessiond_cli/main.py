@@ -9,7 +9,10 @@ import typer
 from typer.core import TyperGroup
 
 from sessiond import __version__
+from sessiond_cli.commands.engines_attest import attest
+from sessiond_cli.commands.engines_list import list_engines
 from sessiond_cli.commands.list import list_sessions
+from sessiond_cli.commands.probe import probe
 from sessiond_cli.commands.purge import purge
 from sessiond_cli.commands.resume import resume
 from sessiond_cli.commands.show import show_session
@@ -56,13 +59,18 @@ def _app(text: str, **options: Any) -> typer.Typer:  # noqa: ANN401 - Typer's op
 
 
 app = _app("Ask and steer a sessiond daemon.", name="sessionctl", cls=_ReportingGroup)
+_engines = _app("Look at the running engines.")
 _store = _app("Look at the files of a store.")
 
 app.command("list", epilog=EPILOG)(list_sessions)
 app.command("show", epilog=EPILOG)(show_session)
 app.command("suspend", epilog=EPILOG)(suspend)
 app.command("resume", epilog=EPILOG)(resume)
+app.command("probe", epilog=EPILOG)(probe)
 app.command("purge", epilog=EPILOG)(purge)
+app.add_typer(_engines, name="engines")
+_engines.command("list", epilog=EPILOG)(list_engines)
+_engines.command("attest", epilog=EPILOG)(attest)
 app.add_typer(_store, name="store")
 _store.command("inspect", epilog=EPILOG)(inspect)
 _store.command("verify", epilog=EPILOG)(verify)
@@ -85,6 +93,11 @@ def _options(
     ] = False,
 ) -> None:
     """Hold the options that come before a command."""
+
+
+@_engines.callback()
+def _engines_options() -> None:
+    """Hold the options that come before a command of the engines."""
 
 
 @_store.callback()

@@ -1,11 +1,12 @@
 """What operations did, for Prometheus."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from sessiond.domain.reasons import Cause, Reason
 from sessiond.domain.retention import RemovalCause
 from sessiond.domain.session import OperationKind
 
@@ -24,6 +25,15 @@ class Metrics:
             ("kind", "outcome", "reason"),
             registry=self._registry,
         )
+        self._causes = Counter(
+            "sessiond_causes",
+            "Why KV was not kept or not used again: every cause of suspends, resumes and turns.",
+            ("kind", "reason"),
+            registry=self._registry,
+        )
+        for kind in (OperationKind.SUSPEND, OperationKind.RESUME, "turn"):
+            for reason in Reason:  # an alert needs a line that can rise from zero
+                self._causes.labels(str(kind), reason.value)
         self._seconds = Histogram(
             "sessiond_operation_seconds",
             "How long operations took that did not fail.",
@@ -34,6 +44,11 @@ class Metrics:
         self._engines = Gauge(
             "sessiond_live_engines",
             "Engines with sessiond's connector that are running.",
+            registry=self._registry,
+        )
+        self._tiers_off = Gauge(
+            "sessiond_engines_tier_off",
+            "Of them, those whose snapshot tier is off: they keep and restore nothing.",
             registry=self._registry,
         )
 
@@ -84,6 +99,11 @@ class Metrics:
         if outcome != "failed":
             self._seconds.labels(kind.value).observe(seconds)
 
+    def explained(self, kind: str, causes: Iterable[Cause]) -> None:
+        """Count the causes of one operation or turn."""
+        for reason in {cause.reason for cause in causes}:
+            self._causes.labels(str(kind), reason.value).inc()
+
     def removed(self, cause: RemovalCause, size_bytes: int, *, unread: bool) -> None:
         """Count one session's snapshots that are gone."""
         self._removed.labels(cause.value).inc()
@@ -102,7 +122,8 @@ class Metrics:
         self._verified_bytes.inc(stored_bytes)
         self._damaged.inc(damaged)
 
-    def exposition(self, live_engines: int) -> bytes:
+    def exposition(self, live_engines: int, tiers_off: int = 0) -> bytes:
         """Return all metrics in Prometheus' text form."""
         self._engines.set(live_engines)
+        self._tiers_off.set(tiers_off)
         return generate_latest(self._registry)

@@ -7,8 +7,16 @@ from pydantic import BaseModel, ConfigDict, Field
 from sessiond.domain.canonical import JsonValue
 from sessiond.domain.outcomes import Outcome
 from sessiond.domain.reasons import Cause, Reason
-from sessiond.domain.session import Event, Operation, OperationKind, OperationStatus, SessionState
+from sessiond.domain.session import (
+    Event,
+    Operation,
+    OperationKind,
+    OperationStatus,
+    Presence,
+    SessionState,
+)
 from sessiond.service.catalogue import Changes, View, ViewPage
+from sessiond.service.turntrail import turn_json
 
 #: A year; longer means never, and ``pinned`` says that better.
 _MAX_IDLE_TIMEOUT_S = 31_536_000
@@ -144,6 +152,28 @@ class PresenceOut(Answer):
     idle_since_unix_s: float
 
 
+class LastTurnOut(Answer):
+    """Where the tokens of the newest turn's prompt came from. Counts of tokens."""
+
+    engine_id: str
+    ended_unix_s: float
+    prompt_tokens: int
+    vram_tokens: int
+    ram_tokens: int
+    disk_tokens: int
+    computed_tokens: int
+    tokens_total: int = Field(
+        description="Of the context that the prompt was compared with: the snapshot's, or an "
+        "earlier turn's; 0 without one."
+    )
+    tokens_restorable: int = Field(description="Of the snapshot that its ticket named.")
+    diverged_at_token: int | None = Field(
+        description="The first token in which prompt and context differ; null if the prompt "
+        "simply continues it."
+    )
+    causes: list[CauseOut]
+
+
 class SessionOut(Answer):
     """A session and what is derived of it."""
 
@@ -162,6 +192,11 @@ class SessionOut(Answer):
     snapshot: SnapshotOut | None = Field(description="The newest one.")
     presence: PresenceOut | None = Field(description="Null if no live engine knows the session.")
     resumed_on: str = Field(description="The engine that the newest resume filled; else empty.")
+    last_turn: LastTurnOut | None = Field(description="Null if no live engine knows of one.")
+    unkept: str = Field(
+        description="Code of the reason why the newest turn cannot be suspended, such as "
+        "not_text; else empty."
+    )
     last_outcome: Outcome | None = Field(description="Of the newest resume.")
     last_reason: str = Field(description="The first reason of the newest resume; may be empty.")
 
@@ -183,9 +218,18 @@ class SessionOut(Answer):
             snapshot=SnapshotOut.model_validate(session.snapshot) if session.snapshot else None,
             presence=PresenceOut.model_validate(view.presence) if view.presence else None,
             resumed_on=session.resumed_on,
+            last_turn=_last_turn(view.presence),
+            unkept=view.presence.unkept if view.presence else "",
             last_outcome=Outcome(outcome) if outcome else None,
             last_reason=session.last_reason,
         )
+
+
+def _last_turn(presence: Presence | None) -> LastTurnOut | None:
+    turn = presence.last_turn if presence else None
+    if not presence or not turn:
+        return None
+    return LastTurnOut.model_validate(turn_json(presence.engine_id, turn))
 
 
 class SessionsOut(Answer):

@@ -1,56 +1,15 @@
-"""The JSON of engines, tickets and probes."""
+"""The JSON of tickets and probes."""
 
 from typing import Any, Self
 
 from pydantic import Field
 
-from sessiond.api.models import Answer, CauseOut, causes_out
-from sessiond.domain.engines import EngineInfo
-from sessiond.service.turns import Probe, TurnPlan, TurnTicket
-
-
-class EngineOut(Answer):
-    """A live engine."""
-
-    engine_id: str
-    url: str
-    model: str
-    vllm_version: str
-    started_unix_s: float
-    heartbeat_unix_s: float
-    chunk_tokens: int
-    chunk_bytes: int
-    ram_tier_chunks: int
-    max_model_tokens: int
-    tier_off: str = Field(description="Why the snapshot tier is off; empty while it is on.")
-
-
-class EngineDetailOut(EngineOut):
-    """A live engine with all facts that decide whether KV fits it."""
-
-    fingerprint: dict[str, Any]
-
-    @classmethod
-    def of(cls, engine: EngineInfo) -> Self:
-        """Translate."""
-        shown = EngineOut.model_validate(engine).model_dump()
-        return cls(**shown, fingerprint=dict(engine.fingerprint.fields))
-
-
-class StrangerOut(Answer):
-    """A configured server that answers HTTP and does not load sessiond's connector."""
-
-    url: str
-    code: str = Field(examples=["engine_without_connector"])
-    detail: str
-    hint: str
-
-
-class EnginesOut(Answer):
-    """The engines of this node, the newest first."""
-
-    engines: list[EngineOut]
-    strangers: list[StrangerOut]
+from sessiond.api.models import Answer, CauseOut, Strict, causes_out
+from sessiond.domain.continuation import Chat, Continuation
+from sessiond.domain.fingerprint import FieldClass, Mismatch
+from sessiond.domain.reasons import EXPLANATIONS, Reason
+from sessiond.service.probe import Probe
+from sessiond.service.turns import TurnPlan, TurnTicket
 
 
 class TicketEngineOut(Answer):
@@ -58,13 +17,73 @@ class TicketEngineOut(Answer):
 
     engine_id: str
     url: str
-    model: str
+    model: str = Field(description="Goes into the request body as it is.")
+
+
+class ChatIn(Strict):
+    """What the turn's chat completion will have, so that its prompt can be rendered."""
+
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        default=None,
+        description="With whatever else changes the prompt, such as documents, reasoning_effort.",
+    )
+
+    def chat(self) -> Chat:
+        """Translate."""
+        return Chat(self.messages, self.tools, self.chat_template_kwargs)
+
+
+class TicketIn(Strict):
+    """What the ticket is for."""
+
+    model: str = Field(
+        default="",
+        max_length=512,
+        description="What the turn names as its model, such as a LoRA adapter of a sub-agent; "
+        "by default the session's own.",
+    )
+    continues: ChatIn | None = Field(
+        default=None,
+        alias="continue",
+        description="Ask for a prompt that begins with the exact tokens of the session, where "
+        "those have the same text as the messages: replies and reasoning often become other "
+        "tokens when they are rendered anew, and their KV is computed again.",
+    )
+
+
+class ContinuationOut(Answer):
+    """Whether the session's own tokens can stand for the messages."""
+
+    faithful: bool = Field(
+        description="Whether the turn continues the session token for token: by the "
+        "prompt_token_ids in kv_transfer_params, or, without them, because the messages become "
+        "these tokens anyhow."
+    )
+    head_tokens: int = Field(description="That the session has.")
+    rendered_tokens: int = Field(description="That the messages become.")
+    common_tokens: int = Field(description="At the beginning of both.")
+    gained_tokens: int = Field(description="Of the head, that only prompt_token_ids continue.")
+    cause: CauseOut | None = Field(description="Why the ordinary way is taken; null if faithful.")
+
+    @classmethod
+    def of(cls, found: Continuation) -> Self:
+        """Translate."""
+        return cls(
+            faithful=found.cause is None,
+            head_tokens=found.head_tokens,
+            rendered_tokens=found.rendered_tokens,
+            common_tokens=found.common_tokens,
+            gained_tokens=found.gained_tokens,
+            cause=causes_out((found.cause,))[0] if found.cause else None,
+        )
 
 
 class TicketOut(Answer):
     """What to add to one vLLM request, so that it belongs to the session."""
 
-    kv_transfer_params: dict[str, str] = Field(
+    kv_transfer_params: dict[str, Any] = Field(
         description="Goes into the request body as it is.",
         examples=[{"sessiond_ticket": "v1.eyJ…"}],
     )
@@ -74,6 +93,7 @@ class TicketOut(Answer):
     causes: list[CauseOut]
     generation: int = Field(description="The snapshot that the turn may load; 0: none.")
     expires_unix_s: int
+    continuation: ContinuationOut | None = Field(description="Null if none was asked for.")
 
     @classmethod
     def of(cls, ticket: TurnTicket) -> Self:
@@ -81,11 +101,14 @@ class TicketOut(Answer):
         return cls(
             kv_transfer_params=ticket.kv_transfer_params,
             cache_salt=ticket.permit.cache_salt,
-            engine=TicketEngineOut.model_validate(ticket.engine),
+            engine=TicketEngineOut(
+                engine_id=ticket.engine.engine_id, url=ticket.engine.url, model=ticket.model
+            ),
             plan=ticket.plan,
             causes=causes_out(ticket.causes),
             generation=ticket.generation,
             expires_unix_s=ticket.permit.expires_unix_s,
+            continuation=ContinuationOut.of(ticket.continuation) if ticket.continuation else None,
         )
 
 
@@ -93,16 +116,39 @@ class MismatchOut(Answer):
     """A field of the fingerprint in which the snapshot and the engine differ."""
 
     field: str = Field(examples=["weights_digest"])
-    field_class: str = Field(description="bytes, prompt or advisory.")
+    field_class: FieldClass = Field(
+        description="bytes: never loaded. prompt: only the next turn's own tokens decide. "
+        "advisory: loaded all the same."
+    )
+    reason: Reason = Field(examples=["weights_mismatch"])
+    sentence: str
+    hint: str
     stored: Any
     live: Any
+
+    @classmethod
+    def of(cls, mismatch: Mismatch) -> Self:
+        """Translate."""
+        cause = mismatch.cause
+        return cls(
+            field=mismatch.field,
+            field_class=mismatch.field_class,
+            reason=cause.reason,
+            sentence=EXPLANATIONS[cause.reason].sentence,
+            hint=EXPLANATIONS[cause.reason].hint,
+            stored=cause.stored,
+            live=cause.live,
+        )
 
 
 class ProbeOut(Answer):
     """What a resume would find, without doing it."""
 
     engine: TicketEngineOut
-    plan: TurnPlan
+    would_resume: bool = Field(
+        description="Whether a resume would leave the session's KV in the engine."
+    )
+    plan: TurnPlan = Field(description="What the next turn is expected to do with its context.")
     causes: list[CauseOut]
     mismatches: list[MismatchOut]
     generation: int
@@ -114,18 +160,13 @@ class ProbeOut(Answer):
     def of(cls, probe: Probe) -> Self:
         """Translate."""
         return cls(
-            engine=TicketEngineOut.model_validate(probe.engine),
+            engine=TicketEngineOut(
+                engine_id=probe.engine.engine_id, url=probe.engine.url, model=probe.model
+            ),
+            would_resume=probe.would_resume,
             plan=probe.plan,
             causes=causes_out(probe.causes),
-            mismatches=[
-                MismatchOut(
-                    field=mismatch.field,
-                    field_class=mismatch.field_class.value,
-                    stored=mismatch.cause.stored,
-                    live=mismatch.cause.live,
-                )
-                for mismatch in probe.mismatches
-            ],
+            mismatches=[MismatchOut.of(mismatch) for mismatch in probe.mismatches],
             generation=probe.generation,
             tokens_total=probe.tokens_total,
             tokens_restorable=probe.tokens_restorable,

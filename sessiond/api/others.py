@@ -9,7 +9,14 @@ from sessiond.api import metrics as exposition
 from sessiond.api.callers import Tenant
 from sessiond.api.metrics import Metrics
 from sessiond.api.models import OperationOut, PurgeIn, PurgeOut
-from sessiond.api.models_turns import EngineDetailOut, EngineOut, EnginesOut, StrangerOut
+from sessiond.api.models_engines import (
+    AttestOut,
+    EngineDetailOut,
+    EngineOut,
+    EnginesOut,
+    StrangerOut,
+    kv_support,
+)
 from sessiond.api.models_upkeep import GcOut, HealthOut, ReadyOut, SweepOut
 from sessiond.domain.errors import EngineWithoutConnectorError
 from sessiond.domain.ids import OperationId
@@ -45,13 +52,21 @@ def engines_router(services: Services) -> APIRouter:
             StrangerOut(url=url, code=error.code, detail=error.message, hint=error.hint)
             for url in await engines.strangers()
         ]
-        shown = [EngineOut.model_validate(engine) for engine in await engines.live()]
-        return EnginesOut(engines=shown, strangers=strangers)
+        shown = [EngineOut.of(engine) for engine in await engines.live()]
+        return EnginesOut(engines=shown, strangers=strangers, kv_support=kv_support())
 
     @router.get("/{engine_id}")
     async def show_engine(_tenant: Tenant, engine_id: str) -> EngineDetailOut:
         """Show a running engine with its fingerprint."""
         return EngineDetailOut.of(await engines.get(engine_id))
+
+    @router.post("/{engine_id}/attest")
+    async def attest_engine(tenant: Tenant, engine_id: str) -> AttestOut:
+        """Say that an engine's weights are those of its files: its snapshot tier goes on again.
+
+        The engine's caches are reset first, and requests that run in it begin anew.
+        """
+        return AttestOut.of(await services.attestations.attest(tenant, engine_id))
 
     return router
 
@@ -106,7 +121,8 @@ def health_router(services: Services, metrics: Metrics) -> APIRouter:
     async def show_metrics() -> Response:
         """Show what operations did, in Prometheus' text form."""
         live = await services.context.engines.live()
-        text = metrics.exposition(len(live))
+        off = sum(bool(engine.tier_off) for engine in live)
+        text = metrics.exposition(len(live), off)
         return Response(text, media_type=exposition.CONTENT_TYPE)
 
     return router

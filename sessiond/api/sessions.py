@@ -21,7 +21,7 @@ from sessiond.api.models import (
     SuspendOut,
     report_out,
 )
-from sessiond.api.models_turns import ProbeOut, TicketOut
+from sessiond.api.models_turns import ProbeOut, TicketIn, TicketOut
 from sessiond.api.problems import result_response
 from sessiond.domain.ids import parse_session_id
 from sessiond.domain.session import Operation, OperationStatus
@@ -102,14 +102,28 @@ def _add_history(router: APIRouter, services: Services) -> None:
 
 def _add_turns(router: APIRouter, services: Services) -> None:
     @router.post("/{session_id}/ticket")
-    async def make_ticket(tenant: Tenant, session_id: SessionPath) -> TicketOut:
-        """Get what makes one request to vLLM a turn of the session; valid for minutes."""
-        return TicketOut.of(await services.turns.ticket(tenant, session_id))
+    async def make_ticket(
+        tenant: Tenant, session_id: SessionPath, body: TicketIn | None = None
+    ) -> TicketOut:
+        """Get what makes one request to vLLM a turn of the session; valid for minutes.
+
+        With "continue", also a prompt that begins with the session's exact tokens. Its request
+        must have the messages, tools and template arguments that were given here.
+        """
+        chat = body.continues.chat() if body and body.continues else None
+        model = body.model if body else ""
+        return TicketOut.of(await services.turns.ticket(tenant, session_id, chat, model))
 
     @router.get("/{session_id}/probe")
-    async def probe_session(tenant: Tenant, session_id: SessionPath) -> ProbeOut:
-        """Ask whether the session would resume here, and why not; changes nothing."""
-        return ProbeOut.of(await services.turns.probe(tenant, session_id))
+    async def probe_session(
+        tenant: Tenant,
+        session_id: SessionPath,
+        engine: Annotated[
+            str, Query(max_length=512, description="Left out: the one that would serve it.")
+        ] = "",
+    ) -> ProbeOut:
+        """Ask whether the session would resume on an engine, and why not; changes nothing."""
+        return ProbeOut.of(await services.prober.probe(tenant, session_id, engine))
 
 
 def _add_long_calls(router: APIRouter, services: Services, wait_default_s: float) -> None:

@@ -8,22 +8,23 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from sessiond.app.kvsize import context_kv_bytes
 from sessiond.app.paths import (
     FLOOR_VARIABLE,
     default_key_file,
     default_store_root,
     free_space_floor_bytes,
 )
+from sessiond.app.vllm_options import option
 from sessiond.connector import scratch
 from sessiond.connector.versions import require_supported_vllm
 from sessiond.domain.errors import SessiondError
@@ -36,7 +37,6 @@ _RAM_TIER_WITHOUT_CONFIG_BYTES = 4 * _GIB
 _SHARE_OF_FREE = 0.5
 _CHUNK_TOKENS_CPU = 128  # one block of the CPU platform
 _CHUNK_TOKENS_GPU = 256
-_MULTIPLIERS = {"": 1, "k": 10**3, "K": 1 << 10, "m": 10**6, "M": 1 << 20}
 
 _EPILOG = """
 All options that are not listed here go to vLLM as they are.
@@ -56,7 +56,7 @@ class RamTier:
 def run(arguments: Sequence[str]) -> NoReturn:
     """Run ``sessiond engine`` with *arguments*; never returns."""
     options, vllm_options = _parser().parse_known_args(arguments)
-    if _option(vllm_options, "--kv-transfer-config") is not None:
+    if option(vllm_options, "--kv-transfer-config") is not None:
         _refuse("--kv-transfer-config is what this command makes; see --connector-setting")
     try:
         require_supported_vllm()
@@ -223,31 +223,11 @@ def _default_chunk_tokens() -> int:
 
 
 def _url(vllm_options: Sequence[str]) -> str:
-    host = _option(vllm_options, "--host") or "127.0.0.1"
-    port = _option(vllm_options, "--port") or "8000"
+    host = option(vllm_options, "--host") or "127.0.0.1"
+    port = option(vllm_options, "--port") or "8000"
     if host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
         host = "127.0.0.1"
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _option(options: Sequence[str], name: str) -> str | None:
-    """Return the value of a vLLM option in any of vLLM's spellings; the last one counts."""
-    value = None
-    for at, text in enumerate(options):
-        spelled, equals, given = text.partition("=")
-        if spelled.replace("_", "-") != name:
-            continue
-        if equals:
-            value = given
-        elif at + 1 < len(options):
-            value = options[at + 1]
-    return value
-
-
-def _tokens(text: str | None) -> int:
-    """Read a length as vLLM does (``8192``, ``8k`` = 8000, ``8K`` = 8192); 0 if it is none."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM]?)", text or "")
-    return int(float(match[1]) * _MULTIPLIERS[match[2]]) if match else 0
 
 
 def _ram_tier(options: argparse.Namespace, vllm_options: Sequence[str]) -> RamTier:
@@ -265,38 +245,6 @@ def _ram_tier(options: argparse.Namespace, vllm_options: Sequence[str]) -> RamTi
             "Free memory or enlarge /dev/shm, or give --ram-tier-bytes.",
         )
     return RamTier(size_bytes)
-
-
-def context_kv_bytes(model: Path, vllm_options: Sequence[str]) -> int:
-    """Return the KV bytes of one full context; 0 if the checkpoint's config does not tell.
-
-    Per token: 2 (K and V) x layers x KV heads x head size x bytes of the KV data type.
-    """
-    config = _read_config(model / "config.json")
-    layers = config.get("num_hidden_layers")
-    heads = config.get("num_attention_heads")
-    hidden = config.get("hidden_size")
-    if not (layers and heads and hidden):
-        return 0
-    head_size = config.get("head_dim") or hidden // heads
-    kv_heads = config.get("num_key_value_heads") or heads
-    kv_dtype = _option(vllm_options, "--kv-cache-dtype") or "auto"
-    full_precision = _option(vllm_options, "--dtype") in ("float32", "float")
-    value_bytes = 1 if kv_dtype.startswith("fp8") else 4 if full_precision else 2
-    tokens = _tokens(_option(vllm_options, "--max-model-len"))  # 0 for "auto" too
-    tokens = tokens or int(config.get("max_position_embeddings") or 0)
-    return int(2 * layers * kv_heads * head_size * value_bytes * tokens)
-
-
-def _read_config(path: Path) -> Mapping[str, Any]:
-    try:
-        config = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(config, dict):
-        return {}
-    text_config = config.get("text_config")
-    return {**config, **text_config} if isinstance(text_config, dict) else config
 
 
 def _free_bytes() -> int:

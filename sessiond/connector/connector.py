@@ -2,14 +2,13 @@
 
 Scheduler side (in EngineCore): ``on_new_request``, ``get_num_new_matched_tokens``,
 ``update_state_after_alloc``, ``request_finished_all_groups``, ``reset_cache``.
-Worker side: nothing of ours; copies are vLLM's own, or :mod:`sessiond.connector.copy_worker`.
+Worker side: ``get_handshake_metadata``; copies are vLLM's own, or
+:mod:`sessiond.connector.copy_worker`.
 """
 
 from __future__ import annotations
 
-import logging
-import os
-import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
@@ -18,44 +17,30 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import (
 )
 from vllm.v1.request import RequestStatus
 
-from sessiond.connector import guard, leftovers, scratch
-from sessiond.connector.announcer import Announcer
+from sessiond.connector import scratch
+from sessiond.connector.adapters import AdapterBook, module_of
+from sessiond.connector.attest import RESET_UNCLEAR
 from sessiond.connector.coordinator import Coordinator
-from sessiond.connector.digests import DigestCache
-from sessiond.connector.fingerprint import read_fingerprint
 from sessiond.connector.guard import guarded
-from sessiond.connector.headbook import HeadBook
-from sessiond.connector.limits import Limits
+from sessiond.connector.identity import Identity
 from sessiond.connector.manager import SessionOffloadingManager
-from sessiond.connector.mover import protocol
-from sessiond.connector.mover.client import MoverClient
-from sessiond.connector.mover.memory import divide
-from sessiond.connector.refusals import require_supported_engine, weights_may_change
+from sessiond.connector.refusals import require_supported_engine
 from sessiond.connector.requests import ArrivingRequest, FinishedRequest
-from sessiond.connector.settings import ConnectorSettings
 from sessiond.connector.spec import SessionOffloadingSpec
-from sessiond.connector.versions import vllm_version
-from sessiond.domain.engines import EngineInfo
-from sessiond.domain.ids import EngineId, new_hex_id
-from sessiond.domain.keys import KeyRing
-from sessiond.domain.reasons import Cause, Reason
+from sessiond.connector.starting import start
+from sessiond.connector.workers import WorkerFacts, merged, read_layers
 from sessiond.domain.tokens import token_ids
-from sessiond.store.keyfile import load_server_key
-from sessiond.store.store import Store
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
-    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+        KVConnectorHandshakeMetadata,
+        KVConnectorMetadata,
+    )
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
-
-logger = logging.getLogger("vllm.sessiond.connector")
-
-# Heads are kept while their KV may still be in VRAM or RAM, with room for what comes and goes.
-_HEAD_TOKENS_PER_KV_TOKEN = 4
-_RESET = Cause(Reason.TIER_OFF, "the engine's caches were reset")
 
 
 class SessionConnector(OffloadingConnector):
@@ -68,8 +53,21 @@ class SessionConnector(OffloadingConnector):
         super().__init__(vllm_config, role, kv_cache_config)
         scratch.hold()
         self._coordinator: Coordinator | None = None
+        self._adapters: AdapterBook
+        self._identity: Identity
         if role == KVConnectorRole.SCHEDULER:
             self._start(vllm_config, kv_cache_config)
+
+    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        """In a worker: tell the scheduler what the layers have resolved."""
+        return self._layers() or super().get_handshake_metadata()
+
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
+    ) -> None:
+        """As vLLM's; with this everything is there that makes the fingerprint."""
+        super().set_xfer_handshake_metadata_pp_aware(metadata)
+        self._identify(metadata)
 
     def on_new_request(self, request: Request) -> None:
         """Read the request's ticket, then as vLLM's."""
@@ -112,18 +110,36 @@ class SessionConnector(OffloadingConnector):
         return delay_free, {**(params or {}), **ours}
 
     def reset_cache(self) -> bool | None:
-        """As vLLM's; the weights may have changed, so the tier goes off until a restart."""
+        """As vLLM's; the weights may have changed, so the tier goes off."""
         if not self._turn_off() and self._coordinator is not None:
-            self._coordinator.tier_off = _RESET  # whatever failed: it is off all the same
+            self._coordinator.tier_off = RESET_UNCLEAR  # whatever failed: it is off all the same
         return super().reset_cache()
 
     # --- guarded insides -----------------------------------------------------------------
 
     @guarded(None)
+    def _layers(self) -> WorkerFacts:
+        return read_layers(self._vllm_config)
+
+    @guarded(None)
+    def _identify(self, told: Mapping[tuple[int, int], object]) -> None:
+        if self._coordinator is not None:
+            self._identity.take(merged(told))
+            self._coordinator.poll()
+
+    @guarded(None)
     def _arrive(self, request: Request) -> None:
-        if self._coordinator is None or not request.kv_transfer_params:
+        if self._coordinator is None:
             return
-        adapter = request.lora_request.lora_name if request.lora_request else None
+        module = module_of(request.lora_request) if request.lora_request else None
+        if module is not None:
+            self._adapters.meet(module)  # so that sessiond knows it before the first ticket
+        if not request.kv_transfer_params:
+            return
+        adapter = self._adapters.look(module) if module is not None else None
+        if adapter is not None and not adapter.digest:
+            # vLLM finds its KV by the adapter's name and path, which other weights may have now.
+            request.skip_reading_prefix_cache = True
         self._coordinator.arrive(
             ArrivingRequest(
                 request_id=request.request_id,
@@ -174,124 +190,24 @@ class SessionConnector(OffloadingConnector):
     @guarded(False)  # noqa: FBT003 - the value returned instead of raising
     def _turn_off(self) -> bool:
         if self._coordinator is not None:
-            self._coordinator.turn_off(_RESET)
+            self._coordinator.caches_reset(emptied=_is_empty(self._kv_cache_manager))
         return True
 
     # --- start ---------------------------------------------------------------------------
 
     def _start(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
-        began_s = time.monotonic()
         manager = self.scheduler.manager
         assert isinstance(manager, SessionOffloadingManager)
-        tier = manager.snapshot_tier
-        spec = tier.spec
+        spec = manager.snapshot_tier.spec
         assert isinstance(spec, SessionOffloadingSpec)
-        settings = ConnectorSettings.from_extra_config(spec.extra_config)
-        guard.inject(settings.raise_in)
-        keys = KeyRing.from_server_key(load_server_key(settings.key_file, create=True))
-        store = Store.open(settings.root, keys)
-        _clean_up_after_dead_engines(store)
-        cache = DigestCache(settings.root / "cache" / "digests.json")
-        fingerprint = read_fingerprint(vllm_config, kv_cache_config, spec, cache)
-        info = EngineInfo(
-            engine_id=EngineId(new_hex_id()),
-            url=settings.url,
-            model=_served_name(vllm_config),
-            pid=os.getpid(),
-            started_unix_s=time.time(),
-            heartbeat_unix_s=time.time(),
-            fingerprint=fingerprint,
-            chunk_tokens=spec.tokens_per_block[0] * spec.blocks_per_chunk,
-            chunk_bytes=spec.kv_bytes_per_chunk,
-            ram_tier_chunks=spec.num_chunks,
-            max_model_tokens=vllm_config.model_config.max_model_len,
-            vllm_version=vllm_version(),
-            shared_files=tuple(leftovers.mapped_by(leftovers.family_of_this_process())),
-        )
-        announcer = Announcer(store, info)
-        self._coordinator = _coordinator(
-            info, settings, keys, _head_limit_tokens(info, kv_cache_config), spec.region_fd
-        )
-        self._coordinator.on_tier_off = announcer.tier_off
-        ways = weights_may_change(vllm_config)
-        if ways and not settings.allow_weight_updates:
-            cause = Cause(Reason.TIER_OFF, f"weights may change in place: {ways}")
-            self._coordinator.turn_off(cause)
-        tier.attach(self._coordinator)
-        logger.info(
-            "sessiond: engine %s is ready in %.2f s: chunks of %d tokens (%d bytes), %d in RAM",
-            info.engine_id,
-            time.monotonic() - began_s,
-            info.chunk_tokens,
-            info.chunk_bytes,
-            info.ram_tier_chunks,
-        )
+        started = start(vllm_config, kv_cache_config, spec)
+        self._adapters, self._identity = started.adapters, started.identity
+        self._coordinator = started.coordinator
+        manager.snapshot_tier.attach(started.coordinator)
 
 
-def _clean_up_after_dead_engines(store: Store) -> None:
-    for dead in store.dead_engines():
-        removed = leftovers.reclaim(dead.shared_files)
-        if removed:
-            logger.info("sessiond: removed what engine %s left: %s", dead.engine_id, removed)
-    store.remove_dead_engines()
-    store.sweep_tmp()
-
-
-def _coordinator(
-    info: EngineInfo,
-    settings: ConnectorSettings,
-    keys: KeyRing,
-    head_limit_tokens: int,
-    region_fd: int,
-) -> Coordinator:
-    # Refused here, with the engine's start, and not by a mover that ends again and again.
-    divide(
-        settings.mover_memory_bytes, info.chunk_bytes, settings.read_threads, settings.write_threads
-    )
-    hello = protocol.Hello(
-        root=str(settings.root),
-        key_file=str(settings.key_file),
-        engine_id=info.engine_id,
-        fingerprint=dict(info.fingerprint.fields),
-        chunk_tokens=info.chunk_tokens,
-        chunk_bytes=info.chunk_bytes,
-        region_chunks=info.ram_tier_chunks,
-        codec=settings.codec,
-        item_bytes=_item_bytes(info),
-        read_threads=settings.read_threads,
-        write_threads=settings.write_threads,
-        memory_bytes=settings.mover_memory_bytes,
-        segment_limit_bytes=settings.segment_limit_bytes,
-        floor_bytes=settings.free_space_floor_bytes,
-    )
-    limits = Limits(
-        chunk_tokens=info.chunk_tokens,
-        ram_chunks=info.ram_tier_chunks,
-        plan_deadline_s=settings.plan_deadline_s,
-        job_deadline_s=settings.job_deadline_s,
-        hold_deadline_s=settings.hold_deadline_s,
-    )
-    heads = HeadBook(info.engine_id, head_limit_tokens)
-    return Coordinator(
-        info.engine_id, keys.ticket_key, limits, heads, lambda: MoverClient(hello, region_fd)
-    )
-
-
-def _head_limit_tokens(info: EngineInfo, kv_cache_config: KVCacheConfig) -> int:
-    block_tokens = kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
-    vram_tokens = kv_cache_config.num_blocks * block_tokens
-    ram_tokens = info.ram_tier_chunks * info.chunk_tokens
-    return _HEAD_TOKENS_PER_KV_TOKEN * (vram_tokens + ram_tokens)
-
-
-def _item_bytes(info: EngineInfo) -> int:
-    """Return the size of the numbers that KV consists of; 8-bit kinds have many names."""
-    name = str(info.fingerprint.fields["kv_dtype"])
-    return {"bfloat16": 2, "float16": 2, "half": 2, "float32": 4, "float": 4}.get(name, 1)
-
-
-def _served_name(vllm_config: VllmConfig) -> str:
-    name = vllm_config.model_config.served_model_name
-    if isinstance(name, list):
-        return str(name[0])
-    return str(name or vllm_config.model_config.model)
+def _is_empty(kv_cache_manager: KVCacheManager | None) -> bool:
+    """Whether no block in VRAM can be found again: a reset fails while a request holds some."""
+    if kv_cache_manager is None:
+        return False
+    return len(kv_cache_manager.block_pool.cached_block_hash_to_block) == 0

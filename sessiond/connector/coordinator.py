@@ -13,27 +13,37 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from sessiond.connector.attest import RESET, Attestor, TierState
+from sessiond.connector.awaited import Awaited, StartMover
+from sessiond.connector.fitness import unfit_cause
 from sessiond.connector.guard import guarded
 from sessiond.connector.headbook import HeadBook
 from sessiond.connector.limits import Limits
 from sessiond.connector.loads import Loads
 from sessiond.connector.mover import protocol
-from sessiond.connector.moverwatch import MAX_DEATHS, JobDone, MoverLink, MoverWatch
+from sessiond.connector.moverwatch import MAX_DEATHS, JobDone, MoverWatch
 from sessiond.connector.requests import ArrivingRequest, FinishedRequest, Phase, TicketedRequest
 from sessiond.connector.settlements import Settlements, answer
 from sessiond.connector.suspends import Suspends, branch_to_suspend
+from sessiond.connector.turns import (
+    is_side_call,
+    last_turn,
+    meet_head,
+    turn_facts,
+    unkept_turn,
+)
 from sessiond.domain.errors import TicketError, TicketForgedError
 from sessiond.domain.heads import Branch, Head, TurnSplit
 from sessiond.domain.keys import salt_hash
 from sessiond.domain.reasons import Cause, Reason
 from sessiond.domain.tickets import TICKET_PARAM, Ticket, TicketOp, verify
-from sessiond.domain.tokens import to_bytes, whole_chunk_tokens
+from sessiond.domain.tokens import TokenIds, to_bytes, whole_chunk_tokens
 
 logger = logging.getLogger("vllm.sessiond.coordinator")
 
 #: A new request waits at most this long for an engine that has nothing else to do.
 _REST_S = 0.002
-_WAITING_OPS = (TicketOp.COMMIT, TicketOp.OUTCOME)
+_WAITING_OPS = (TicketOp.COMMIT, TicketOp.OUTCOME, TicketOp.ATTEST)
 
 
 class Coordinator:
@@ -45,14 +55,17 @@ class Coordinator:
         ticket_key: bytes,
         limits: Limits,
         heads: HeadBook,
-        start_mover: Callable[[], MoverLink],
+        start_mover: StartMover | Awaited,
     ) -> None:
         self._engine_id = engine_id
         self._ticket_key = ticket_key
         self._limits = limits
         self._heads = heads
+        self._awaited = start_mover if isinstance(start_mover, Awaited) else None
+        self._unsettled: Cause | None = None
+        start = None if isinstance(start_mover, Awaited) else start_mover
         self._mover = MoverWatch(
-            start_mover, limits.job_deadline_s, self._mover_died, self._mover_replaced
+            start, limits.job_deadline_s, self._mover_died, self._mover_replaced
         )
         self._settlements = Settlements()
         self._loads = Loads(limits, self._mover)
@@ -61,7 +74,8 @@ class Coordinator:
         self._rejected: dict[str, Cause] = {}
         self._plan_ids = itertools.count(1)
         self._head_ids = itertools.count(1)
-        self.on_tier_off: Callable[[str], None] | None = None
+        self.attestor = Attestor()
+        self.on_tier_change: Callable[[TierState], None] | None = None
         self.tier_off: Cause | None = None
 
     # A request arrives
@@ -79,8 +93,14 @@ class Coordinator:
             self._rejected[arriving.request_id] = Cause(Reason.TICKET_INVALID, error.message)
             return
         request = self._ticketed(ticket, arriving)
+        unfit = unfit_cause(ticket, arriving)
+        if unfit is not None and ticket.op not in _WAITING_OPS:
+            self._pass(request, unfit, arriving.tokens)
+            return
         self._requests[request.request_id] = request
         if ticket.op is TicketOp.TURN:
+            head = self._heads.get(request.session_key)
+            request.known = meet_head(head, arriving.tokens, ticket.adapter_digest)
             self._publish(self._heads.begin_turn(request.session_key, time.time()))
         if ticket.op is TicketOp.SUSPEND:
             self._begin_suspend(request, arriving)
@@ -93,8 +113,6 @@ class Coordinator:
             raise TicketForgedError("The ticket is for another engine.")
         if ticket.salt_hash != salt_hash(arriving.cache_salt or ""):
             raise TicketForgedError("The request's cache_salt is not the ticket's.")
-        if arriving.adapter is not None or not arriving.plain_text:
-            raise TicketForgedError("Only text without a LoRA adapter can be kept for now.")
         return ticket
 
     def _ticketed(self, ticket: Ticket, arriving: ArrivingRequest) -> TicketedRequest:
@@ -105,13 +123,38 @@ class Coordinator:
             arrived_s=time.monotonic(),
             prompt_tokens=len(arriving.tokens),
             target_tokens=whole_chunk_tokens(computable, self._limits.chunk_tokens),
+            adapter_name=arriving.adapter.name if arriving.adapter else "",
         )
+
+    def _pass(self, request: TicketedRequest, cause: Cause, tokens: TokenIds[int]) -> None:
+        """Keep and load nothing for a request; a turn is served as if it had no ticket."""
+        if request.ticket.op is TicketOp.SUSPEND:
+            self._requests[request.request_id] = request
+            self._suspends.refuse(request, cause)
+        elif request.ticket.op is TicketOp.RESUME:
+            self._requests[request.request_id] = request
+            request.held = True
+            self._settle_resume(request, 0, [cause])
+        else:
+            self._rejected[request.request_id] = cause
+            self._note_unkept(request, cause, tokens)
+
+    def _note_unkept(self, request: TicketedRequest, cause: Cause, tokens: TokenIds[int]) -> None:
+        """Note a turn that is served and not kept: its session must know of it."""
+        head = self._heads.get(request.session_key)
+        if cause.reason is Reason.NOT_TEXT or not is_side_call(head, tokens):
+            turn = unkept_turn(request, cause, time.time())
+            self._publish(self._heads.pass_turn(request.session_key, turn))
 
     def _hindrance(self) -> Cause | None:
         """Return why nothing can be moved now."""
-        if self.tier_off is not None or self._mover.is_usable:
-            return self.tier_off
-        return Cause(Reason.MOVER_FAILED)
+        return self.tier_off or self._moverless()
+
+    def _moverless(self) -> Cause | None:
+        """Return why there is no mover."""
+        if self._mover.is_usable:
+            return None
+        return self._awaited.pending if self._awaited else Cause(Reason.MOVER_FAILED)
 
     def _begin_load(self, request: TicketedRequest, arriving: ArrivingRequest) -> None:
         hindrance = self._hindrance()
@@ -148,6 +191,8 @@ class Coordinator:
         now_s = time.monotonic()
         if self._is_overdue(request):
             return True
+        if request.ticket.op is TicketOp.ATTEST:
+            self._attest(request)
         if request.ticket.op in _WAITING_OPS:
             return request.ticket.operation_id in self._settlements
         if request.held:
@@ -213,19 +258,20 @@ class Coordinator:
         """
         size = self._limits.chunk_tokens
         begin, end = request.vram_tokens, request.vram_tokens + external_tokens
-        chunks = request.load.from_disk if request.load else frozenset[int]()
+        loaded = request.load.from_disk if request.load else frozenset[int]()
+        chunks = {self._limits.groups.position(number) for number in loaded}
         return sum(
             max(0, min((chunk + 1) * size, end) - max(chunk * size, begin)) for chunk in chunks
         )
 
     # Chunks move
 
-    def offers(self, request_id: str, end_token: int | None) -> bool:
-        """Whether the chunk that ends at this token can come from disk for this request."""
+    def offers(self, request_id: str, chunk: int) -> bool:
+        """Whether a chunk can come from disk for this request."""
         request = self._requests.get(request_id)
-        if request is None or end_token is None or self.tier_off is not None:
+        if request is None or self.tier_off is not None:
             return False
-        return self._loads.offers(request, self._limits.chunk_at(end_token))
+        return self._loads.offers(request, chunk)
 
     def keeps_promoted(self, request_id: str) -> bool:
         """Whether promoted chunks of the request must stay in RAM until they are copied."""
@@ -235,32 +281,30 @@ class Coordinator:
         return request.load.phase is not Phase.CLOSED
 
     def load(self, job_id: int, request_id: str, items: Iterable[tuple[int, int]]) -> None:
-        """Read chunks from disk: pairs of (token at which it ends, slot)."""
+        """Read chunks from disk: pairs of (chunk number, slot)."""
         request = self._requests.get(request_id)
         if request is None:
             self._mover.report(JobDone(job_id, frozenset(), all_good=False))
         else:
-            self._loads.start(request, job_id, self._by_chunk(items))
+            self._loads.start(request, job_id, [list(item) for item in items])
 
-    def storable(self, request_id: str, end_tokens: Sequence[int]) -> frozenset[int]:
-        """Return those of a suspend's chunks, named by their ends, that are worth handing over."""
+    def storable(self, request_id: str, chunks: Sequence[int]) -> frozenset[int]:
+        """Return those of a suspend's chunks that are worth handing over."""
         request = self._requests.get(request_id)
-        return frozenset() if request is None else self._suspends.storable(request, end_tokens)
+        return frozenset() if request is None else self._suspends.storable(request, chunks)
 
     def store(self, job_id: int, request_id: str, items: Iterable[tuple[int, int]]) -> None:
-        """Write chunks: pairs of (token at which it ends, slot). Without a suspend, a no-op."""
+        """Write chunks: pairs of (chunk number, slot). Without a suspend, a no-op."""
         request = self._requests.get(request_id)
         if request is None or request.suspend is None:
             self._mover.report(JobDone(job_id, frozenset(), all_good=True))
         else:
-            self._suspends.start(request, job_id, self._by_chunk(items))
+            self._suspends.start(request, job_id, [list(item) for item in items])
 
-    def _by_chunk(self, items: Iterable[tuple[int, int]]) -> list[list[int]]:
-        return [[self._limits.chunk_at(end), slot] for end, slot in items]
-
-    def chunk_at(self, end_token: int) -> int:
-        """Return the index of the chunk that ends at this token."""
-        return self._limits.chunk_at(end_token)
+    @property
+    def limits(self) -> Limits:
+        """Sizes and deadlines."""
+        return self._limits
 
     def in_vram(self, request_id: str) -> None:
         """The request's chunks were copied from RAM to VRAM."""
@@ -275,7 +319,7 @@ class Coordinator:
 
     def has_work(self) -> bool:
         """Whether the engine must keep stepping for us."""
-        return self._mover.has_work
+        return self._mover.has_work or self._awaited is not None
 
     # A request ends
 
@@ -297,18 +341,22 @@ class Coordinator:
         return self._finish_turn(request, finished)
 
     def _finish_turn(self, request: TicketedRequest, finished: FinishedRequest) -> dict[str, Any]:
+        self.poll()  # while a turn is warm, nobody waits for what the mover has found for it
         branch = _branch(request, finished)
-        if request.ticket.op is TicketOp.TURN:
-            self._publish(self._heads.end_turn(request.session_key, branch, time.time()))
-        elif branch is not None:
-            self._publish(self._heads.add_branch(request.session_key, branch, time.time()))
-        if request.ticket.op is TicketOp.RESUME and finished.aborted and not request.settled:
-            self._settle_resume(request, 0, [Cause(Reason.ABORTED)])
         facts = {
             "split": asdict(request.split),
             "generation": request.ticket.generation,
             "preemptions": finished.preemptions,
         }
+        if request.ticket.op is TicketOp.TURN:
+            turn = last_turn(request, time.time())
+            self._publish(self._heads.end_turn(request.session_key, branch, time.time(), turn))
+            facts.update(turn_facts(turn))
+            return answer(self._engine_id, request.ticket.op, facts, turn.causes)
+        if branch is not None:
+            self._publish(self._heads.add_branch(request.session_key, branch, time.time()))
+        if request.ticket.op is TicketOp.RESUME and finished.aborted and not request.settled:
+            self._settle_resume(request, 0, [Cause(Reason.ABORTED)])
         return answer(self._engine_id, request.ticket.op, facts, request.causes)
 
     def _settled_answer(self, request: TicketedRequest) -> dict[str, Any]:
@@ -345,9 +393,14 @@ class Coordinator:
 
     def poll(self) -> None:
         """Handle the mover's answers, its hanging and its death."""
+        if self._awaited is not None:
+            self._meet(self._awaited.look())
         for message in self._mover.poll():
             if not self._handled(message):
                 self._give_up(message)
+        if self._unsettled is not None and not self._mover.awaits_answer:
+            self._unsettled = None  # heads of before are files now: nobody misses them
+            self._tell_tier()
 
     @guarded(False)  # noqa: FBT003 - the value returned instead of raising
     def _handled(self, message: protocol.Message) -> bool:
@@ -373,6 +426,18 @@ class Coordinator:
             if self._mover.end(message.job_id) is not None:
                 self._mover.report(JobDone(message.job_id, frozenset(), all_good=False))
 
+    def _meet(self, awaited: StartMover | Cause | None) -> None:
+        """The engine's fingerprint is known, or why it will not be."""
+        if awaited is None or self._awaited is None:
+            return
+        self._unsettled, self._awaited = self._awaited.pending, None
+        if isinstance(awaited, Cause):
+            self.tier_off = awaited  # whatever it was off for: no attestation helps any more
+            self._unsettled = None
+            self.turn_off(awaited)
+        else:
+            self._mover.start(awaited)
+
     def _mover_died(self) -> None:
         self._loads.lose()
         self._suspends.lose()
@@ -390,6 +455,9 @@ class Coordinator:
 
         Otherwise the polling engine takes the cores that the mover needs.
         """
+        if self._awaited is not None:
+            self._awaited.wait(_REST_S)
+            return
         waiting = any(
             request.held or request.ticket.op in _WAITING_OPS for request in self._requests.values()
         )
@@ -397,8 +465,8 @@ class Coordinator:
             self._mover.wait(_REST_S)
 
     def drain(self) -> None:
-        """Block until no job is left; their deadlines bound it."""
-        while self._mover.has_jobs:
+        """Block until no job is left and no commit can happen; their deadlines bound it."""
+        while self._mover.has_jobs or self._suspends.are_ending:
             self.poll()
             time.sleep(0.001)
 
@@ -410,20 +478,40 @@ class Coordinator:
         """End the mover."""
         self._mover.close()
 
+    def caches_reset(self, *, emptied: bool) -> None:
+        """The engine's caches are reset, so its weights may have changed."""
+        self.attestor.note_reset(emptied=emptied)
+        self.turn_off(RESET)
+
     def turn_off(self, cause: Cause) -> None:
         """Weights or caches may have changed: nothing is loaded, nothing begun is committed."""
-        is_news = self.tier_off is None
-        self.tier_off = self.tier_off or cause  # first of all: what follows might fail
-        if is_news:
+        if self.tier_off is None:
             logger.warning("sessiond: the snapshot tier is off: %s", cause)
-            if self.on_tier_off is not None:
-                self.on_tier_off(cause.detail or cause.reason.value)
+        self.tier_off = self.tier_off or cause  # first of all: what follows might fail
+        self._tell_tier()
         for request in self._requests.values():
             self._loads.close(request, cause)
-            if request.suspend is not None:
-                request.causes.append(cause)
+        self._suspends.discard(cause)
         for head in self._heads.forget_all(time.time()):
             self._publish(head)
+
+    def _attest(self, request: TicketedRequest) -> None:
+        if request.ticket.operation_id in self._settlements:
+            return
+        causes = self.attestor.judge(request, self._moverless() or self.tier_off)
+        if causes is None:
+            return
+        if not causes and self.tier_off is not None:
+            logger.warning("sessiond: the snapshot tier is on again: an operator attests")
+            self.tier_off = None
+            self._tell_tier()
+        facts = {"tier_on": self.tier_off is None}
+        self._settlements.settle(request.ticket.operation_id, facts, causes)
+
+    def _tell_tier(self) -> None:
+        if self.on_tier_change is not None:
+            pending = self._awaited.pending if self._awaited else self._unsettled
+            self.on_tier_change(self.attestor.state(self.tier_off or pending))
 
     def _publish(self, head: Head) -> None:
         self._mover.ask(
@@ -435,6 +523,8 @@ class Coordinator:
                 turns_in_flight=head.turns_in_flight,
                 updated_unix_s=head.updated_unix_s,
                 branches=[_described(branch) for branch in head.branches],
+                last_turn=head.last_turn.as_json() if head.last_turn else None,
+                unkept=head.unkept,
                 payload=b"".join(to_bytes(branch.tokens) for branch in head.branches),
             )
         )
@@ -443,16 +533,19 @@ class Coordinator:
 def _branch(request: TicketedRequest, finished: FinishedRequest) -> Branch | None:
     """Return what a request left: only tokens whose KV was computed, and one more."""
     tokens = finished.tokens
+    if request.ticket.op is not TicketOp.TURN:
+        tokens = tokens[: request.prompt_tokens]  # what it sampled is no part of the session
     if finished.aborted:
         tokens = tokens[: finished.computed_tokens + 1]
     if len(tokens) < 2 or finished.computed_tokens == 0:
         return None
     return Branch(
         tokens=tokens,
-        adapter_digest="",
+        adapter_digest=request.ticket.adapter_digest,
         cache_salt_hash=request.ticket.salt_hash,
         updated_unix_s=time.time(),
         split=request.split,
+        adapter_name=request.adapter_name,
     )
 
 
@@ -460,6 +553,7 @@ def _described(branch: Branch) -> dict[str, Any]:
     return {
         "tokens": len(branch.tokens),
         "adapter_digest": branch.adapter_digest,
+        "adapter_name": branch.adapter_name,
         "cache_salt_hash": branch.cache_salt_hash,
         "updated_unix_s": branch.updated_unix_s,
         "split": asdict(branch.split),

@@ -47,6 +47,8 @@ class HostCopyWorker(OffloadingWorker):
             self._host.append(view.numpy())
         self._page_bytes = [cache.page_size_bytes for cache in kv_caches.tensors]
         self._refs = kv_caches.group_data_refs
+        every = range(len(kv_caches.tensors))
+        self._unused = [set(every) - {ref.tensor_idx for ref in refs} for refs in self._refs]
         self._finished: list[TransferResult] = []
 
     def submit_store(
@@ -107,6 +109,11 @@ class HostCopyWorker(OffloadingWorker):
         to_host: bool,
     ) -> int:
         moved_bytes = 0
+        if to_host:
+            # A group with fewer layers than others leaves cells of its chunks unused. What another
+            # tenant's chunk left there must not come into this one's snapshot.
+            for tensor in self._unused[group]:
+                self._host[tensor][np.unique(chunk_ids)] = 0
         for ref in self._refs[group]:
             device, host = self._device[ref.tensor_idx], self._host[ref.tensor_idx]
             page_bytes = self._page_bytes[ref.tensor_idx]
@@ -117,6 +124,7 @@ class HostCopyWorker(OffloadingWorker):
                 start = at % self._blocks_per_chunk * page_bytes
                 if to_host:
                     host[chunk, start : start + size] = device[block, :size]
+                    host[chunk, start + size : start + page_bytes] = 0
                 else:
                     device[block, :size] = host[chunk, start : start + size]
             moved_bytes += size * len(block_ids)

@@ -1,21 +1,34 @@
-"""Reads the fingerprint from the live engine's resolved configuration."""
+"""Reads the fingerprint from the live engine's resolved configuration and the files it loaded."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import platform
-from pathlib import Path
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.platforms import current_platform
 
 import sessiond
-from sessiond.connector.digests import DigestCache, code_files, tokenizer_files, weight_files
-from sessiond.connector.versions import vllm_version
+from sessiond.connector import kvfacts
+from sessiond.connector.checkpoint import (
+    Checkpoint,
+    code_files,
+    find_checkpoint,
+    quantization_files,
+    tokenizer_files,
+    weight_files,
+)
+from sessiond.connector.frontend import Frontend
+from sessiond.connector.identity import Part
+from sessiond.connector.layers import Layers
+from sessiond.connector.loaded import process_start_ns, server_start_ns
+from sessiond.connector.modelconfig import config_digest, quantization_digest
+from sessiond.connector.prompts import Prompts, template_arguments
+from sessiond.connector.versions import vllm_series, vllm_version
 from sessiond.domain.canonical import JsonValue, json_digest
-from sessiond.domain.errors import UnsupportedEngineError
 from sessiond.domain.fingerprint import CONNECTOR_FORMAT, Fingerprint
 
 if TYPE_CHECKING:
@@ -24,120 +37,160 @@ if TYPE_CHECKING:
     from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 
-def read_fingerprint(
+@dataclass(frozen=True)
+class Files:
+    """Where the engine's model and tokenizer lie."""
+
+    model: Checkpoint
+    tokenizer: Checkpoint
+
+    @classmethod
+    def find(cls, vllm_config: VllmConfig) -> Files:
+        """Find them.
+
+        :raises UnsupportedEngineError: they are not on this machine
+        """
+        model = vllm_config.model_config
+        folder = vllm_config.load_config.download_dir
+        commit = getattr(model.hf_config, "_commit_hash", None)
+        return cls(
+            find_checkpoint(model.model, model.revision, folder, commit),
+            find_checkpoint(str(model.tokenizer), model.tokenizer_revision, folder),
+        )
+
+    @property
+    def prompts(self) -> Prompts:
+        """Where the tokenizer's settings and the chat templates are."""
+        return Prompts(self.tokenizer.folder, self.model.folder)
+
+    def parts(self) -> list[Part]:
+        """Return all files whose contents count, as they are now.
+
+        :raises UnsupportedEngineError: there are no weights
+        :raises OSError: one went away meanwhile
+        """
+        loaded_ns, served_ns = process_start_ns(os.getpid()), server_start_ns()
+        model, tokenizer = self.model.folder, self.tokenizer.folder
+        weights, local = weight_files(self.model), not self.model.revision
+        return [
+            Part.meet("weights", model, loaded_ns, weights, complete=local),
+            Part.meet("quantization", model, loaded_ns, quantization_files(model)),
+            Part.meet("code", model, served_ns, code_files(model)),
+            Part.meet("tokenizer", tokenizer, served_ns, tokenizer_files(tokenizer)),
+            # Read and not digested; met all the same, so that a change of them is noticed.
+            *(Part.meet(f"prompts {p}", p.parent, served_ns, [p]) for p in self.prompts.files()),
+        ]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Everything that a fingerprint has beside the digests of files and what workers tell."""
+
+    fields: Mapping[str, JsonValue]
+    of_layers: Callable[[Layers], Mapping[str, JsonValue]]
+    load_format: str  #: where the checkpoint has weights of several formats; else empty
+    quantization: Mapping[str, JsonValue]
+    tokenizer_settings: JsonValue
+
+    def complete(self, digests: Mapping[str, str], layers: Layers) -> Fingerprint:
+        """Return the fingerprint.
+
+        :param digests: of :meth:`Files.parts`, by their names
+        :param layers: what the workers told
+        """
+        tokenizer: JsonValue = [digests["tokenizer"], self.tokenizer_settings]
+        weights: JsonValue = [digests["weights"], self.load_format]
+        return Fingerprint(
+            {
+                **self.fields,
+                **self.of_layers(layers),
+                "weights_digest": json_digest(weights).hex(),
+                "code_digest": digests["code"],
+                "quantization": {**self.quantization, "files_digest": digests["quantization"]},
+                "tokenizer_digest": json_digest(tokenizer).hex(),
+            }
+        )
+
+
+def read_facts(
     vllm_config: VllmConfig,
     kv_cache_config: KVCacheConfig,
     spec: TieringOffloadingSpec,
-    cache: DigestCache,
-) -> Fingerprint:
-    """Return every fact of design §6 that this engine has, resolved.
+    files: Files,
+    frontend: Frontend,
+) -> Facts:
+    """Return every fact of design §6 that this engine has, resolved, but for large files.
 
-    :raises UnsupportedEngineError: the model's files cannot be found
+    :raises OSError: a file of the tokenizer cannot be read
     """
+    model, prompts = vllm_config.model_config, files.prompts
+    return Facts(
+        fields={
+            **_model_fields(vllm_config, files),
+            **_kv_fields(vllm_config, kv_cache_config, spec),
+            "special_tokens": prompts.special_tokens(model),
+            "chat_template_digest": prompts.template_digest(frontend.chat_template),
+            "chat_template_arguments": template_arguments(frontend),
+            **_advisory_fields(vllm_config),
+        },
+        of_layers=partial(_layer_fields, vllm_config, spec.config.model.dtype),
+        load_format=_load_format(vllm_config, files.model),
+        quantization={"method": model.quantization, "config_digest": quantization_digest(model)},
+        tokenizer_settings=prompts.tokenizer_settings(str(model.tokenizer_mode)),
+    )
+
+
+def _model_fields(vllm_config: VllmConfig, files: Files) -> dict[str, JsonValue]:
     model = vllm_config.model_config
-    parallel = vllm_config.parallel_config
-    download_folder = vllm_config.load_config.download_dir
-    checkpoint = _local_path(model.model, model.revision, download_folder)
-    model_folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
-    tokenizer = _local_path(str(model.tokenizer), model.tokenizer_revision, download_folder)
-    tokenizer_folder = tokenizer if tokenizer.is_dir() else tokenizer.parent
-    version = vllm_version()
-    fields: dict[str, JsonValue] = {
-        "weights_digest": cache.files_digest(weight_files(checkpoint), model_folder),
-        "code_digest": cache.files_digest(code_files(model_folder), model_folder),
-        "model_config_digest": _text_config_digest(model.hf_text_config, model.max_model_len),
-        "quantization": model.quantization,
+    return {
+        "revision": files.model.revision,
+        "model_config_digest": config_digest(model),
         "model_dtype": _name(model.dtype),
+        "model_runner": "v2" if vllm_config.use_v2_model_runner else "v1",
+        "speculation": kvfacts.speculation(vllm_config),
+        "connector_format": CONNECTOR_FORMAT,
+        "vllm_series": vllm_series(current_platform.device_type),
+    }
+
+
+def _kv_fields(
+    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, spec: TieringOffloadingSpec
+) -> dict[str, JsonValue]:
+    return {
         "kv_dtype": spec.config.model.dtype,
-        "kv_groups": [_group(group) for group in kv_cache_config.kv_cache_groups],
+        "kv_groups": kvfacts.kv_groups(kv_cache_config),
         "kv_layout": spec.config.kv_cache_layout,
         "chunk_tokens": spec.tokens_per_block[0] * spec.blocks_per_chunk,
         "chunk_bytes": spec.kv_bytes_per_chunk,
-        "attention": _attention(vllm_config),
-        "model_runner": "v2" if vllm_config.use_v2_model_runner else "v1",
-        "parallel": {
-            "tp": parallel.tensor_parallel_size,
-            "pp": parallel.pipeline_parallel_size,
-            "pcp": parallel.prefill_context_parallel_size,
-            "dcp": parallel.decode_context_parallel_size,
-            "cp_interleave": parallel.cp_kv_cache_interleave_size,
-            "rank_order": "rank",
-        },
-        "connector_format": CONNECTOR_FORMAT,
-        "vllm_minor": ".".join(version.split(".")[:2]),
-        "tokenizer_digest": cache.files_digest(tokenizer_files(tokenizer_folder), tokenizer_folder),
-        "chat_template_digest": _template_digest(tokenizer_folder),
-        "vllm_version": version,
+        "parallel": kvfacts.parallel(vllm_config),
+    }
+
+
+def _layer_fields(vllm_config: VllmConfig, kv_dtype: str, layers: Layers) -> dict[str, JsonValue]:
+    return {
+        "kv_scales": kvfacts.kv_scales(vllm_config, kv_dtype, layers),
+        "attention": kvfacts.attention(layers),
+    }
+
+
+def _advisory_fields(vllm_config: VllmConfig) -> dict[str, JsonValue]:
+    return {
+        "vllm_version": vllm_version(),
         "torch_version": str(torch.__version__),
         "platform": current_platform.device_name or current_platform.device_type,
         "hash_scheme": str(vllm_config.cache_config.prefix_caching_hash_algo),
+        "hash_seed": os.environ.get("PYTHONHASHSEED") or "random",
         "sessiond_version": sessiond.__version__,
     }
-    return Fingerprint(fields)
 
 
-def _attention(vllm_config: VllmConfig) -> dict[str, JsonValue]:
-    """Return what decides how attention lays K and V out inside a page."""
-    backend = vllm_config.attention_config.backend
-    device = current_platform.device_type
-    # On CPUs, vLLM packs K for the instruction set that it finds.
-    features: dict[str, JsonValue] = {
-        "amx": torch.cpu._is_amx_tile_supported(),  # noqa: SLF001 - what vLLM itself asks
-        "avx512": torch.cpu._is_avx512_supported(),  # noqa: SLF001 - what vLLM itself asks
-        "machine": platform.machine(),
-    }
-    return {
-        "device": device,
-        "backend": backend.name if backend is not None else "auto",
-        "instruction_set": features if device == "cpu" else {},
-    }
-
-
-def _local_path(name: str, revision: str | None, download_folder: str | None) -> Path:
-    """Return a local checkpoint (a folder or a file) or the one in the Hugging Face cache."""
-    path = Path(name)
-    if path.exists():
-        return path
-    from huggingface_hub import snapshot_download  # noqa: PLC0415 - only for models by name
-
-    try:
-        return Path(
-            snapshot_download(
-                name, revision=revision, cache_dir=download_folder, local_files_only=True
-            )
-        )
-    except (OSError, ValueError) as error:
-        raise UnsupportedEngineError(
-            f"The files of the model {name!r} are not on this machine, so sessiond cannot tell "
-            "which weights computed its KV."
-        ) from error
-
-
-def _text_config_digest(config: Any, max_model_tokens: int) -> str:
-    # to_json_string leaves out what equals the defaults; to_dict has everything, resolved.
-    resolved = json.loads(json.dumps(config.to_dict(), default=str, sort_keys=True))
-    for incidental in ("_name_or_path", "transformers_version"):
-        resolved.pop(incidental, None)
-    # Some rope types (LongRoPE) choose their factors by the length the engine was started with.
-    resolved["max_model_len"] = max_model_tokens
-    return json_digest(resolved).hex()
-
-
-def _group(group: Any) -> dict[str, JsonValue]:
-    spec = group.kv_cache_spec
-    return {
-        "kind": type(spec).__name__,
-        "layers": len(group.layer_names),
-        "block_tokens": spec.block_size,
-        "page_bytes": spec.page_size_bytes,
-    }
-
-
-def _template_digest(folder: Path) -> str:
-    for name in ("chat_template.jinja", "chat_template.json"):
-        if (folder / name).is_file():
-            return hashlib.sha256((folder / name).read_bytes()).hexdigest()
-    return ""
+def _load_format(vllm_config: VllmConfig, model: Checkpoint) -> str:
+    """Return which of several sets of weights is loaded; where there is one, it cannot matter."""
+    suffixes = {path.suffix for path in weight_files(model)} - {".json"}
+    if len(suffixes) < 2:
+        return ""
+    load = vllm_config.load_config
+    return f"{load.load_format} without {sorted(load.ignore_patterns or ())}"
 
 
 def _name(dtype: Any) -> str:

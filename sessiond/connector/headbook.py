@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import replace
 
-from sessiond.domain.heads import Branch, Head, add_branch, begin_turn, end_turn
+from sessiond.domain.heads import (
+    Branch,
+    Head,
+    LastTurn,
+    add_branch,
+    begin_turn,
+    end_turn,
+    pass_turn,
+)
 
 SessionKey = tuple[str, str]
 
@@ -29,9 +38,19 @@ class HeadBook:
         """Note that a turn has started."""
         return self._put(key, begin_turn(self._known(key), now_unix_s))
 
-    def end_turn(self, key: SessionKey, branch: Branch | None, now_unix_s: float) -> Head:
-        """Note that a turn has ended, and what it left."""
-        return self._put(key, end_turn(self._known(key), branch, now_unix_s))
+    def end_turn(
+        self,
+        key: SessionKey,
+        branch: Branch | None,
+        now_unix_s: float,
+        turn: LastTurn | None = None,
+    ) -> Head:
+        """Note that a turn has ended, what it left, and how it went if that is known."""
+        return self._put(key, end_turn(self._known(key), branch, now_unix_s, turn))
+
+    def pass_turn(self, key: SessionKey, turn: LastTurn) -> Head:
+        """Note a turn that is served and not kept."""
+        return self._put(key, pass_turn(self._known(key), turn))
 
     def add_branch(self, key: SessionKey, branch: Branch, now_unix_s: float) -> Head:
         """Note what a request left that is no turn."""
@@ -45,18 +64,8 @@ class HeadBook:
         """Drop all branches (their KV is gone) and return the heads as they are now."""
         for key in list(self._heads):
             head = self._heads[key]
-            self._put(
-                key,
-                Head(
-                    tenant=head.tenant,
-                    session=head.session,
-                    engine_id=head.engine_id,
-                    sequence=head.sequence + 1,
-                    turns_in_flight=head.turns_in_flight,
-                    updated_unix_s=now_unix_s,
-                    branches=(),
-                ),
-            )
+            gone = replace(head, sequence=head.sequence + 1, updated_unix_s=now_unix_s, branches=())
+            self._put(key, gone)
         return self.all()
 
     def _known(self, key: SessionKey) -> Head:

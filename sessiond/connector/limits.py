@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from sessiond.domain.kvgroups import KvGroups
 
 
 @dataclass(frozen=True)
@@ -14,11 +16,16 @@ class Limits:
     plan_deadline_s: float  #: from a request's arrival until its KV is promised
     job_deadline_s: float  #: for one read or write job of the mover
     hold_deadline_s: float  #: for requests that wait for a suspend or resume to settle
+    groups: KvGroups = field(default_factory=KvGroups)
 
-    def chunk_at(self, end_token: int) -> int:
-        """Return the index of the chunk that ends at this token."""
-        return end_token // self.chunk_tokens - 1
+    def chunk_at(self, end_token: int, group: int = 0) -> int:
+        """Return the number of the chunk of *group* that ends at this token."""
+        return self.groups.number(group, end_token // self.chunk_tokens - 1)
 
     def chunks_in(self, tokens: int) -> int:
-        """Return how many whole chunks so many tokens are."""
+        """Return how many whole chunks of one group so many tokens are."""
         return tokens // self.chunk_tokens
+
+    def end_of(self, number: int) -> int:
+        """Return the token at which a chunk ends."""
+        return (self.groups.position(number) + 1) * self.chunk_tokens

@@ -9,6 +9,7 @@ from sessiond.connector.limits import Limits
 from sessiond.connector.mover import protocol
 from sessiond.connector.moverwatch import JobDone, MoverWatch
 from sessiond.connector.requests import LoadState, Phase, TicketedRequest
+from sessiond.domain.divergence import Meeting
 from sessiond.domain.reasons import Cause, Reason
 from sessiond.domain.tokens import TokenIds, to_bytes
 
@@ -39,7 +40,7 @@ class Loads:
                 tenant=ticket.tenant,
                 session=ticket.session,
                 generation=ticket.generation,
-                adapter_digest="",
+                adapter_digest=ticket.adapter_digest,
                 payload=to_bytes(tokens),
             )
         )
@@ -50,7 +51,12 @@ class Loads:
         if request is None or request.load is None:
             return
         request.causes.extend(Cause.from_json(cause) for cause in message.causes)
-        request.load.chunks = message.chunks
+        request.load.chunks = frozenset(message.chunks)
+        request.load.tokens_restorable = message.tokens_restorable
+        if message.tokens_total:
+            request.load.snapshot = Meeting(
+                message.tokens_total, request.prompt_tokens, message.common_tokens
+            )
         request.load.phase = Phase.WAITING
 
     def is_ready(self, request: TicketedRequest, vram_tokens: int, now_s: float) -> bool:
@@ -86,7 +92,7 @@ class Loads:
             self.in_vram(request)
 
     def start(self, request: TicketedRequest, job_id: int, items: list[list[int]]) -> None:
-        """Read chunks into slots: pairs of (chunk index, slot)."""
+        """Read chunks into slots: pairs of (chunk number, slot)."""
         load = request.load
         chunks = frozenset(chunk for chunk, _ in items)
         if load is None or not self._can_read(load, chunks):
@@ -108,7 +114,7 @@ class Loads:
         request = self._loading.pop(message.job_id, None)
         if request is not None and request.load is not None:
             request.load.jobs.discard(message.job_id)
-            request.load.failed |= failed
+            self._fail(request.load, failed)
             request.load.from_disk |= good
             request.causes.extend(causes)
         self._mover.report(
@@ -151,20 +157,35 @@ class Loads:
         self._loading.clear()
 
     def _can_read(self, load: LoadState, chunks: frozenset[int]) -> bool:
-        there = bool(chunks) and chunks <= set(range(load.chunks))
+        there = bool(chunks) and chunks <= load.chunks
         return there and load.plan_id in self._open and self._mover.is_usable
+
+    def _fail(self, load: LoadState, chunks: frozenset[int]) -> None:
+        load.failed |= chunks
+        if chunks and self._limits.groups.windowed and load.phase is Phase.ADMITTED:
+            # What leads to a gap is still of use without windows; with them, only another end.
+            load.phase, load.wanted = Phase.WAITING, None
 
     def _try_admit(self, request: TicketedRequest, load: LoadState, vram_tokens: int) -> None:
         begin = self._limits.chunks_in(vram_tokens)
-        usable = min(load.chunks, self._limits.chunks_in(request.target_tokens))
-        wanted = max(0, usable - begin)
-        granted = self._admission.try_admit(request.request_id, wanted)
+        if load.wanted is None or load.begin != begin:
+            load.wanted, load.begin = self._wanted(request, load, begin), begin
+        granted = self._admission.try_admit(request.request_id, len(load.wanted))
         if granted is None:
             return
         load.phase = Phase.ADMITTED
-        load.end_chunk = begin + granted
-        if granted < wanted:
+        load.admitted = frozenset(load.wanted[:granted])
+        if granted < len(load.wanted):
             request.causes.append(Cause(Reason.RAM_TIER_TOO_SMALL))
+            if self._limits.groups.windowed:
+                load.admitted = frozenset()  # windows end where contexts do: no part is of use
+
+    def _wanted(self, request: TicketedRequest, load: LoadState, begin: int) -> list[int]:
+        """Return the chunks to load so that the prompt's longest context is there, in order."""
+        groups, limit = self._limits.groups, self._limits.chunks_in(request.target_tokens)
+        # What VRAM has need not lie on disk as well.
+        there = load.chunks.union(groups.all_before(begin))
+        return groups.needed(groups.reach(there - load.failed, limit), begin)
 
 
 def _useful_tokens(request: TicketedRequest) -> int:

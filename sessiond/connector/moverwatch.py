@@ -71,6 +71,7 @@ class JobDone:
 class MoverWatch:
     """Keeps one mover running.
 
+    :param start: starts one; ``None``: not before :meth:`start`
     :param deadline_s: for one question
     :param on_death: called when the mover can answer no more, before its jobs have ended
     :param on_replaced: called when another one was started
@@ -79,7 +80,7 @@ class MoverWatch:
 
     def __init__(
         self,
-        start: Callable[[], MoverLink],
+        start: Callable[[], MoverLink] | None,
         deadline_s: float,
         on_death: Callable[[], None],
         on_replaced: Callable[[], None],
@@ -88,12 +89,17 @@ class MoverWatch:
         self._deadline_s = deadline_s
         self._on_death = on_death
         self._on_replaced = on_replaced
-        self._mover: MoverLink | None = start()
+        self._mover: MoverLink | None = start() if start else None
         self._dying: MoverLink | None = None
         self._questions = Questions()
         self._jobs: dict[int, frozenset[int]] = {}
         self._done: list[JobDone] = []
         self._died_s: list[float] = []
+
+    def start(self, start: Callable[[], MoverLink]) -> None:
+        """Start the first one; later ones the same way."""
+        self._start = start
+        self._replace()
 
     @property
     def deaths(self) -> int:
@@ -202,6 +208,8 @@ class MoverWatch:
         return self._questions.are_late(self._deadline_s, time.monotonic())
 
     def _replace(self) -> None:
+        if self._start is None:
+            return
         try:
             self._mover = self._start()
         except OSError:

@@ -9,19 +9,26 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
-
+from sessiond.connector.plain import plain
 from sessiond.connector.versions import require_supported_vllm
+from sessiond.connector.windows import unfit_windows
+from sessiond.domain.architectures import kind_of, refused_kinds
 from sessiond.domain.errors import UnsupportedEngineError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
+
+    from sessiond.domain.canonical import JsonValue
 
 #: Load formats that take the weights from the files that are digested.
 _LOAD_FORMATS = frozenset(
     {"auto", "hf", "safetensors", "fastsafetensors", "instanttensor", "mistral", "pt"}
 )
+#: vLLM looks its own caches up by these hashes before it asks us.
+_PROOF_HASHES = frozenset({"sha256", "sha256_cbor"})
 
 
 def require_supported_engine(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
@@ -32,6 +39,7 @@ def require_supported_engine(vllm_config: VllmConfig, kv_cache_config: KVCacheCo
     require_supported_vllm()
     for problem in (
         _groups(kv_cache_config),
+        unfit_windows(vllm_config, kv_cache_config),
         _parallel(vllm_config.parallel_config),
         _weights(vllm_config),
         _caching(vllm_config),
@@ -41,16 +49,23 @@ def require_supported_engine(vllm_config: VllmConfig, kv_cache_config: KVCacheCo
 
 
 def _groups(kv_cache_config: KVCacheConfig) -> str:
-    groups = kv_cache_config.kv_cache_groups
-    kinds = sorted({type(group.kv_cache_spec).__name__ for group in groups})
-    full = all(
-        isinstance(group.kv_cache_spec, FullAttentionSpec)
-        and not isinstance(group.kv_cache_spec, MLAAttentionSpec)
-        for group in groups
-    )
-    if full and len(groups) == 1:
-        return ""
-    return f"its KV groups ({', '.join(kinds)}) have no golden test; full attention has one."
+    groups = [_described(group) for group in kv_cache_config.kv_cache_groups]
+    refused = refused_kinds([kind_of(group) for group in groups])
+    if refused:
+        return " ".join(f"{known.kind}: {known.what}. {known.sentence}" for known in refused)
+    if len({str(group.get("dtype")) for group in groups}) > 1:
+        return "its KV groups keep numbers of different types."
+    return ""
+
+
+def _described(group: Any) -> Mapping[str, JsonValue]:
+    """Return a KV group as its fingerprint has it, and what is unusual about the group itself."""
+    about = plain(group)
+    assert isinstance(about, dict)
+    del about["type"], about["layer_names"]
+    spec = about.pop("kv_cache_spec")
+    assert isinstance(spec, dict)
+    return {**about, **spec}
 
 
 def _parallel(parallel: Any) -> str:
@@ -94,6 +109,13 @@ def weights_may_change(vllm_config: VllmConfig) -> str:
 
 
 def _caching(vllm_config: VllmConfig) -> str:
-    if not vllm_config.cache_config.enable_prefix_caching:
+    cache = vllm_config.cache_config
+    if not cache.enable_prefix_caching:
         return "prefix caching is off, so restored KV would never be found."
+    if cache.prefix_caching_hash_algo not in _PROOF_HASHES:
+        return (
+            f"prefix caching with {cache.prefix_caching_hash_algo!r} can take one prompt's KV for "
+            "another's: such hashes can be made to collide on purpose. "
+            "Use --prefix-caching-hash-algo sha256."
+        )
     return ""

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
+from sessiond.domain.divergence import Meeting
+from sessiond.domain.engines import ServedAdapter
 from sessiond.domain.heads import TurnSplit
 from sessiond.domain.reasons import Cause
 from sessiond.domain.tickets import Ticket
@@ -21,7 +23,7 @@ class ArrivingRequest:
     tokens: TokenIds[int]
     kv_transfer_params: Mapping[str, Any] | None
     cache_salt: str | None
-    adapter: str | None  #: name of its LoRA adapter
+    adapter: ServedAdapter | None  #: its LoRA adapter
     plain_text: bool  #: neither images nor embeddings
 
 
@@ -52,15 +54,19 @@ class LoadState:
     plan_id: int
     deadline_s: float | None  #: monotonic; ``None`` while vLLM does not wait for the plan
     phase: Phase = Phase.OPENING
-    chunks: int = 0  #: leading chunks that the snapshot offers
-    end_chunk: int = 0  #: the first chunk that is not offered
+    chunks: frozenset[int] = frozenset()  #: that the snapshot offers; chunks are numbers here
+    wanted: list[int] | None = None  #: of them, what the prompt needs; ``None``: not known
+    begin: int = 0  #: the position before which VRAM has everything, when that was found out
+    admitted: frozenset[int] = frozenset()  #: of those, what may be promoted
     failed: set[int] = field(default_factory=set)
     from_disk: set[int] = field(default_factory=set)
     jobs: set[int] = field(default_factory=set)
+    snapshot: Meeting | None = None  #: with the prompt; ``None`` while it is not known
+    tokens_restorable: int = 0  #: of the snapshot
 
     def offers(self, chunk: int) -> bool:
         """Whether this chunk may be promoted."""
-        return self.phase is Phase.ADMITTED and chunk < self.end_chunk and chunk not in self.failed
+        return self.phase is Phase.ADMITTED and chunk in self.admitted and chunk not in self.failed
 
 
 @dataclass
@@ -70,8 +76,9 @@ class SuspendState:
     plan_id: int
     deadline_s: float
     opened: bool = False
-    durable_chunks: int = 0
+    durable_chunks: frozenset[int] = frozenset()
     finished_well: bool = False
+    ending: bool = False  #: the mover was asked to commit or discard it
 
 
 @dataclass
@@ -83,11 +90,13 @@ class TicketedRequest:
     arrived_s: float  #: monotonic
     prompt_tokens: int
     target_tokens: int  #: whole chunks of the prompt
+    adapter_name: str = ""  #: of its LoRA adapter, whose digest is the ticket's
     vram_tokens: int = 0  #: of the prompt, found in VRAM at the last look
     newly_matched: bool = False  #: and blocks not yet given
     held: bool = False  #: it lacks KV; nothing is computed for it, its sender will cancel it
     settled: bool = False  #: a resume: its sender was told how much there is
     finished: bool = False
+    known: Meeting | None = None  #: of a turn: with what its session left here before it
     load: LoadState | None = None
     suspend: SuspendState | None = None
     split: TurnSplit = field(default_factory=TurnSplit)

@@ -61,13 +61,14 @@ def answer(
             "engine_id": engine_id,
             "op": op,
             "ok": ok,
-            "causes": [cause.as_json() for cause in _without_repeats(causes)],
+            "causes": [cause.as_json() for cause in without_repeats(causes)],
             **facts,
         }
     }
 
 
-def _without_repeats(causes: Iterable[Cause]) -> list[Cause]:
+def without_repeats(causes: Iterable[Cause]) -> list[Cause]:
+    """Return each cause once, in their order."""
     # Each job and each admission adds its own. Not a set: the values in a cause may be lists.
     unique: list[Cause] = []
     for cause in causes:

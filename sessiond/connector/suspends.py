@@ -55,7 +55,7 @@ class Suspends:
             self.refuse(request, Cause.from_json(message.causes[0]))
             return
         request.suspend.opened = True
-        request.suspend.durable_chunks = message.durable_chunks
+        request.suspend.durable_chunks = frozenset(message.durable_chunks)
 
     def is_ready(self, request: TicketedRequest, now_s: float) -> bool:
         """Whether vLLM may look for the request's KV now."""
@@ -66,24 +66,25 @@ class Suspends:
             self.refuse(request, Cause(Reason.DEADLINE, "opening the suspend"))
         return False
 
-    def storable(self, request: TicketedRequest, end_tokens: Sequence[int]) -> frozenset[int]:
-        """Return those chunks, named by their ends, that are not durable and fit the RAM tier."""
+    def storable(self, request: TicketedRequest, chunks: Sequence[int]) -> frozenset[int]:
+        """Return those chunks that are not durable and, the first ones, fit the RAM tier."""
         suspend = request.suspend
         if suspend is None or not self._can_write(request, suspend):
             return frozenset()
-        size = self._limits.chunk_tokens
-        durable_tokens = suspend.durable_chunks * size
-        limit = min(request.target_tokens, durable_tokens + self._limits.ram_chunks * size)
-        return frozenset(end for end in end_tokens if durable_tokens < end <= limit)
+        beyond = self._limits.groups.all_before(self._limits.chunks_in(request.target_tokens)).stop
+        missing = sorted(
+            chunk for chunk in set(chunks) - suspend.durable_chunks if 0 <= chunk < beyond
+        )
+        return frozenset(missing[: self._limits.ram_chunks])
 
     def start(self, request: TicketedRequest, job_id: int, items: list[list[int]]) -> None:
-        """Write chunks from slots: pairs of (chunk index, slot)."""
+        """Write chunks from slots: pairs of (chunk number, slot)."""
         suspend = request.suspend
         if suspend is None or not self._can_write(request, suspend):
             self._mover.report(JobDone(job_id, frozenset(), all_good=False))
             return
         # vLLM offers the chunk of the one sampled token too, if it completes one.
-        end = self._limits.chunks_in(request.target_tokens)
+        end = self._limits.groups.all_before(self._limits.chunks_in(request.target_tokens)).stop
         kept = sorted(item for item in items if item[0] < end)
         self._mover.begin(job_id, frozenset(chunk for chunk, _ in kept))
         self._mover.ask(protocol.Store(job_id, suspend.plan_id, kept))
@@ -104,6 +105,7 @@ class Suspends:
         if not commit:
             aborted = [Cause(Reason.ABORTED)] if may_commit else []  # else a cause says why
             self._settlements.settle_lost(request.ticket.operation_id, [*request.causes, *aborted])
+        suspend.ending = True
         self._mover.ask(protocol.FinishSuspend(suspend.plan_id, commit))
 
     def finished(self, message: protocol.SuspendFinished) -> None:
@@ -119,6 +121,21 @@ class Suspends:
         }
         operation_id = request.ticket.operation_id
         self._settlements.settle(operation_id, facts, [*request.causes, *causes])
+
+    def discard(self, cause: Cause) -> None:
+        """Let nothing be committed that was begun; what was committed already stays."""
+        for plan_id, request in self._open.items():
+            request.causes.append(cause)
+            if request.suspend is not None and request.suspend.ending:
+                # The mover tells how it ended: it may be too late for it to discard.
+                self._mover.tell(protocol.DiscardSuspend(plan_id))
+            else:
+                self.refuse(request, cause)
+
+    @property
+    def are_ending(self) -> bool:
+        """Whether the mover still has to tell how some suspend ended."""
+        return any(r.suspend is not None and r.suspend.ending for r in self._open.values())
 
     def lose(self) -> None:
         """The mover has died: what it had begun is lost."""
@@ -139,6 +156,9 @@ def branch_to_suspend(
     """Return the branch that the ticket means, or why it cannot be suspended now."""
     if head is not None and head.turns_in_flight:
         return Cause(Reason.TURN_IN_FLIGHT)
+    unkept = head.unkept_cause if head else None
+    if unkept is not None:
+        return unkept
     ticket = request.ticket
     for branch in head.branches if head else ():
         same = (

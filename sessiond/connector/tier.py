@@ -13,6 +13,7 @@ from vllm.v1.kv_offload.base import (
     Medium,
     OffloadPolicy,
     RequestOffloadingContext,
+    get_offload_group_idx,
 )
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
@@ -111,8 +112,9 @@ class SnapshotTier(SecondaryTierManager):
         """Whether the chunk can come from disk."""
         if self._coordinator is None or req_context.req_id in self._given_up:
             return False
-        end_token = req_context.get_offload_key_position(key)
-        return self._coordinator.offers(req_context.req_id, end_token)
+        return self._coordinator.offers(
+            req_context.req_id, _chunk(self._coordinator, key, req_context)
+        )
 
     @guarded(False)  # noqa: FBT003 - the value returned instead of raising
     def is_suspend(self, req_context: ReqContext) -> bool:
@@ -132,9 +134,9 @@ class SnapshotTier(SecondaryTierManager):
     ) -> Sequence[OffloadKey]:
         """Return those of a suspend's chunks that are worth handing over, in the same order."""
         assert self._coordinator is not None
-        ends = [_end(key, req_context) for key in keys]
-        wanted = self._coordinator.storable(req_context.req_id, ends)
-        return [key for key, end in zip(keys, ends, strict=True) if end in wanted]
+        chunks = [_chunk(self._coordinator, key, req_context) for key in keys]
+        wanted = self._coordinator.storable(req_context.req_id, chunks)
+        return [key for key, chunk in zip(keys, chunks, strict=True) if chunk in wanted]
 
     @guarded(())
     def first_half(
@@ -157,21 +159,19 @@ class SnapshotTier(SecondaryTierManager):
     def _submit_load(self, job: TransferJob) -> bool:
         if self._coordinator is None:
             return False
-        ends = [_end(key, job.req_context) for key in job.keys]
-        self._keys_of_jobs[job.job_id] = {
-            self._coordinator.chunk_at(end): key for end, key in zip(ends, job.keys, strict=True)
-        }
+        chunks = [_chunk(self._coordinator, key, job.req_context) for key in job.keys]
+        self._keys_of_jobs[job.job_id] = dict(zip(chunks, job.keys, strict=True))
         slots = (int(slot) for slot in job.chunk_ids)
-        self._coordinator.load(job.job_id, job.req_context.req_id, zip(ends, slots, strict=True))
+        self._coordinator.load(job.job_id, job.req_context.req_id, zip(chunks, slots, strict=True))
         return True
 
     @guarded(False)  # noqa: FBT003 - the value returned instead of raising
     def _submit_store(self, job: TransferJob) -> bool:
         if self._coordinator is None:
             return False
-        ends = [_end(key, job.req_context) for key in job.keys]
+        chunks = [_chunk(self._coordinator, key, job.req_context) for key in job.keys]
         slots = (int(slot) for slot in job.chunk_ids)
-        self._coordinator.store(job.job_id, job.req_context.req_id, zip(ends, slots, strict=True))
+        self._coordinator.store(job.job_id, job.req_context.req_id, zip(chunks, slots, strict=True))
         return True
 
     @guarded(())
@@ -209,3 +209,9 @@ class SnapshotTier(SecondaryTierManager):
 def _end(key: OffloadKey, req_context: ReqContext) -> int:
     """Return the token position at which the chunk ends; 0 for one without a position."""
     return req_context.get_offload_key_position(key) or 0
+
+
+def _chunk(coordinator: Coordinator, key: OffloadKey, req_context: ReqContext) -> int:
+    """Return the chunk's number; a negative one for a chunk without a position."""
+    end_token = _end(key, req_context)
+    return coordinator.limits.chunk_at(end_token, get_offload_group_idx(key))

@@ -7,6 +7,7 @@
     │   ├── InvalidSessionIdError
     │   ├── InvalidTenantError
     │   ├── NothingToSuspendError
+    │   ├── NotTextError
     │   └── ConfigurationError
     ├── NotFoundError
     │   ├── SessionNotFoundError
@@ -17,7 +18,9 @@
     │   ├── SessionExistsError
     │   ├── TurnInFlightError
     │   ├── OperationInProgressError
-    │   └── GenerationExistsError
+    │   ├── GenerationExistsError
+    │   ├── AttestationRefusedError
+    │   └── AdapterUnprovenError
     ├── UnauthorizedError
     ├── UnavailableError           something that sessiond needs is not there now
     │   ├── NoEngineError
@@ -25,8 +28,11 @@
     │   ├── EngineWithoutConnectorError
     │   ├── EngineRefusedError
     │   ├── DeadlineExceededError
+    │   ├── IdentityPendingError
+    │   ├── TierOffError
     │   └── RegistryUnavailableError
     ├── UnsupportedEngineError     raised at start, never later
+    ├── FileChangedError
     ├── TicketError
     │   ├── TicketMalformedError
     │   ├── TicketForgedError
@@ -89,6 +95,13 @@ class NothingToSuspendError(InvalidInputError):
 
     code = "nothing_to_suspend"
     hint = "A suspend needs a finished ticketed turn of at least one chunk of tokens."
+
+
+class NotTextError(InvalidInputError):
+    """The session's newest turn has images, audio or embeddings, whose KV cannot be kept yet."""
+
+    code = "not_text"
+    hint = "Continue with text alone; a suspend works again after the next turn that is text."
 
 
 class ConfigurationError(InvalidInputError):
@@ -161,6 +174,22 @@ class GenerationExistsError(ConflictError):
     code = "generation_exists"
 
 
+class AttestationRefusedError(ConflictError):
+    """The snapshot tier must stay off."""
+
+    code = "attestation_refused"
+    retryable = False
+    hint = "Restart the engine, or do what the message says and attest again."
+
+
+class AdapterUnprovenError(ConflictError):
+    """It is not proven which weights the session's LoRA adapter has."""
+
+    code = "adapter_unproven"
+    retryable = False
+    hint = "Restart the engine if an adapter's files changed; give a changed adapter a new folder."
+
+
 class UnauthorizedError(SessiondError):
     """The call carries no valid token."""
 
@@ -208,6 +237,21 @@ class DeadlineExceededError(UnavailableError):
     code = "deadline_exceeded"
 
 
+class IdentityPendingError(UnavailableError):
+    """The engine's fingerprint is still being taken: its files are read for the first time."""
+
+    code = "identity_pending"
+    hint = "Try again in a moment; the engine serves meanwhile."
+
+
+class TierOffError(UnavailableError):
+    """The engine's snapshot tier is off."""
+
+    code = "tier_off"
+    retryable = False
+    hint = "'sessionctl engines list' says why; after a reset, 'sessionctl engines attest' helps."
+
+
 class RegistryUnavailableError(UnavailableError):
     """The registry's database does not answer."""
 
@@ -218,6 +262,13 @@ class UnsupportedEngineError(SessiondError):
     """This engine cannot be used with sessiond."""
 
     code = "unsupported_engine"
+
+
+class FileChangedError(SessiondError):
+    """A file is not the one that was loaded."""
+
+    code = "file_changed"
+    hint = "Restart the engine, and leave the model's files alone while it starts."
 
 
 class TicketError(SessiondError):

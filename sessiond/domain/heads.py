@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
+from sessiond.domain.canonical import JsonValue
+from sessiond.domain.reasons import Cause
 from sessiond.domain.tokens import TokenIds, common_prefix_tokens
 
 #: A session keeps this many branches (side calls such as titles make short-lived ones).
@@ -26,6 +28,30 @@ class TurnSplit:
 
 
 @dataclass(frozen=True)
+class LastTurn:
+    """How the newest turn went."""
+
+    ended_unix_s: float
+    split: TurnSplit
+    #: Of the context that its prompt was compared with: the snapshot's, or an earlier turn's.
+    tokens_total: int = 0
+    tokens_restorable: int = 0  #: of the snapshot that its ticket named
+    diverged_at_token: int | None = None  #: the first token in which prompt and context differ
+    causes: tuple[Cause, ...] = ()
+
+    def as_json(self) -> dict[str, JsonValue]:
+        """Return the form used in files and events, and between processes."""
+        return {
+            "ended_unix_s": self.ended_unix_s,
+            "split": asdict(self.split),
+            "tokens_total": self.tokens_total,
+            "tokens_restorable": self.tokens_restorable,
+            "diverged_at_token": self.diverged_at_token,
+            "causes": [cause.as_json() for cause in self.causes],
+        }
+
+
+@dataclass(frozen=True)
 class Branch:
     """The end of one line of a conversation."""
 
@@ -34,6 +60,7 @@ class Branch:
     cache_salt_hash: str
     updated_unix_s: float
     split: TurnSplit
+    adapter_name: str = ""  #: under which the engine serves the adapter
 
     @property
     def kv_tokens(self) -> int:
@@ -52,6 +79,19 @@ class Head:
     turns_in_flight: int
     updated_unix_s: float
     branches: tuple[Branch, ...]  #: the main one first, then the newest first
+    last_turn: LastTurn | None = None  #: ``None`` before the first
+    #: Code of the reason why a turn newer than the main branch left nothing that can be kept;
+    #: else empty.
+    unkept: str = ""
+
+    @property
+    def unkept_cause(self) -> Cause | None:
+        """Why a suspend would leave out the newest turn; ``None`` where nothing is in the way."""
+        if not self.unkept:
+            return None
+        told = self.last_turn.causes if self.last_turn else ()
+        named = (cause for cause in told if cause.reason.value == self.unkept)
+        return next(named, Cause.from_json({"reason": self.unkept}))
 
     @property
     def main(self) -> Branch | None:
@@ -73,14 +113,36 @@ def begin_turn(head: Head, now_unix_s: float) -> Head:
     )
 
 
-def end_turn(head: Head, branch: Branch | None, now_unix_s: float) -> Head:
+def end_turn(
+    head: Head, branch: Branch | None, now_unix_s: float, turn: LastTurn | None = None
+) -> Head:
     """Return the head after a turn; *branch* is ``None`` for one that left nothing."""
+    branches = head.branches if branch is None else _merged(head.branches, branch)
+    # A side call says nothing of the conversation: a title of it may be text all the same.
+    is_main = branch is not None and branches[0] is branch
     return replace(
         head,
         sequence=head.sequence + 1,
         turns_in_flight=max(0, head.turns_in_flight - 1),
         updated_unix_s=now_unix_s,
-        branches=head.branches if branch is None else _merged(head.branches, branch),
+        branches=branches,
+        last_turn=turn or head.last_turn,
+        unkept="" if is_main else head.unkept,
+    )
+
+
+def pass_turn(head: Head, turn: LastTurn) -> Head:
+    """Return the head after the arrival of a turn that is served and not kept.
+
+    What it has of the session's context is more than the main branch: no suspend may store
+    that as if it were the whole. The turn's first cause says why.
+    """
+    return replace(
+        head,
+        sequence=head.sequence + 1,
+        updated_unix_s=turn.ended_unix_s,
+        last_turn=turn,
+        unkept=turn.causes[0].reason.value,
     )
 
 

@@ -18,6 +18,7 @@ class Reason(StrEnum):
     # The fingerprint's bytes class: these KV bytes mean something else in this engine.
     WEIGHTS_MISMATCH = "weights_mismatch"
     REVISION_MISMATCH = "revision_mismatch"
+    MODEL_CODE_MISMATCH = "model_code_mismatch"
     MODEL_CONFIG_MISMATCH = "model_config_mismatch"
     QUANTIZATION_MISMATCH = "quantization_mismatch"
     ADAPTER_MISMATCH = "adapter_mismatch"
@@ -36,7 +37,15 @@ class Reason(StrEnum):
     UNKNOWN_FIELD_MISMATCH = "unknown_field_mismatch"
     # The prompt class: token ids may no longer mean the same text.
     TOKENIZER_MISMATCH = "tokenizer_mismatch"
+    SPECIAL_TOKENS_MISMATCH = "special_tokens_mismatch"
     CHAT_TEMPLATE_MISMATCH = "chat_template_mismatch"
+    TEMPLATE_ARGUMENTS_MISMATCH = "template_arguments_mismatch"
+    # The advisory class: noted, and loaded all the same.
+    VLLM_RELEASE_MISMATCH = "vllm_release_mismatch"
+    TORCH_VERSION_MISMATCH = "torch_version_mismatch"
+    PLATFORM_MISMATCH = "platform_mismatch"
+    HASH_MISMATCH = "hash_mismatch"
+    SESSIOND_VERSION_MISMATCH = "sessiond_version_mismatch"
     # The snapshot itself.
     NO_SNAPSHOT = "no_snapshot"
     SNAPSHOT_CORRUPT = "snapshot_corrupt"
@@ -46,6 +55,9 @@ class Reason(StrEnum):
     SNAPSHOT_KEY_MISMATCH = "snapshot_key_mismatch"
     SESSION_DELETED = "session_deleted"
     DIVERGED = "diverged"
+    NOT_FAITHFUL = "not_faithful"
+    NOT_TEXT = "not_text"
+    ADAPTER_UNPROVEN = "adapter_unproven"
     # The engine and its surroundings.
     KV_EVICTED = "kv_evicted"
     RAM_TIER_TOO_SMALL = "ram_tier_too_small"
@@ -58,6 +70,8 @@ class Reason(StrEnum):
     HEAD_STALE = "head_stale"
     ABORTED = "aborted"
     TIER_OFF = "tier_off"
+    IDENTITY_PENDING = "identity_pending"
+    IDENTITY_UNKNOWN = "identity_unknown"
     TICKET_INVALID = "ticket_invalid"
     GENERATION_EXISTS = "generation_exists"
     NOT_CONFIRMED = "not_confirmed"
@@ -110,6 +124,8 @@ class Cause:
 
 
 _OTHER_ENGINE = "Resume on an engine with the stored value, or let the context be recomputed."
+_OWN_TOKENS = "The next turn's own tokens decide how much of the snapshot is used."
+_NOTED = "Nothing needs to be done: the snapshot is used, and the difference is noted."
 
 EXPLANATIONS: Mapping[Reason, Explanation] = {
     Reason.WEIGHTS_MISMATCH: Explanation(
@@ -119,6 +135,9 @@ EXPLANATIONS: Mapping[Reason, Explanation] = {
     Reason.REVISION_MISMATCH: Explanation(
         "The model's revision is not the one that computed the snapshot.", _OTHER_ENGINE
     ),
+    Reason.MODEL_CODE_MISMATCH: Explanation(
+        "The code that the checkpoint brings along (trust_remote_code) differs.", _OTHER_ENGINE
+    ),
     Reason.MODEL_CONFIG_MISMATCH: Explanation(
         "The model's configuration (rope, windows, heads, layers) differs.", _OTHER_ENGINE
     ),
@@ -126,7 +145,7 @@ EXPLANATIONS: Mapping[Reason, Explanation] = {
         "The weights are quantized in another way.", _OTHER_ENGINE
     ),
     Reason.ADAPTER_MISMATCH: Explanation(
-        "The LoRA adapter is not the one that computed the snapshot.", _OTHER_ENGINE
+        "The LoRA adapter is not the one that computed the KV.", _OTHER_ENGINE
     ),
     Reason.MODEL_DTYPE_MISMATCH: Explanation(
         "The engine computes in another data type.", "Start the engine with the stored --dtype."
@@ -162,20 +181,35 @@ EXPLANATIONS: Mapping[Reason, Explanation] = {
         "Use the sessiond version that wrote it, or let the context be recomputed.",
     ),
     Reason.VLLM_VERSION_MISMATCH: Explanation(
-        "The vLLM version is outside the range that was tested together.", _OTHER_ENGINE
+        "Another vLLM version wrote the snapshot, whose KV was not proved to be the same.",
+        _OTHER_ENGINE,
     ),
     Reason.UNKNOWN_FIELD_MISMATCH: Explanation(
         "One side has a fingerprint field that the other does not know.",
         "Run the same sessiond version on both sides.",
     ),
     Reason.TOKENIZER_MISMATCH: Explanation(
-        "The tokenizer differs: the same text may give other tokens.",
-        "The next turn's own tokens decide how much of the snapshot is used.",
+        "The tokenizer differs: the same text may give other tokens.", _OWN_TOKENS
+    ),
+    Reason.SPECIAL_TOKENS_MISMATCH: Explanation(
+        "The special tokens, or whether they are added to a prompt, differ.", _OWN_TOKENS
     ),
     Reason.CHAT_TEMPLATE_MISMATCH: Explanation(
-        "The chat template differs: the same messages may give other tokens.",
-        "The next turn's own tokens decide how much of the snapshot is used.",
+        "The chat template differs: the same messages may give other tokens.", _OWN_TOKENS
     ),
+    Reason.TEMPLATE_ARGUMENTS_MISMATCH: Explanation(
+        "The chat template's default arguments or content format differ.", _OWN_TOKENS
+    ),
+    Reason.VLLM_RELEASE_MISMATCH: Explanation(
+        "Another release of vLLM wrote the snapshot; both were tested, and their KV is the same.",
+        _NOTED,
+    ),
+    Reason.TORCH_VERSION_MISMATCH: Explanation("The torch version differs.", _NOTED),
+    Reason.PLATFORM_MISMATCH: Explanation("The GPU model or CPU differs.", _NOTED),
+    Reason.HASH_MISMATCH: Explanation(
+        "vLLM's own block keys are made in another way (hash algorithm or seed).", _NOTED
+    ),
+    Reason.SESSIOND_VERSION_MISMATCH: Explanation("The sessiond version differs.", _NOTED),
     Reason.NO_SNAPSHOT: Explanation(
         "The session has no snapshot.", "Suspend it after its next turn."
     ),
@@ -204,6 +238,18 @@ EXPLANATIONS: Mapping[Reason, Explanation] = {
     Reason.DIVERGED: Explanation(
         "The prompt differs from the stored context at some token.",
         "Keep the beginning of the conversation unchanged to use more of it.",
+    ),
+    Reason.NOT_FAITHFUL: Explanation(
+        "The session's exact tokens cannot stand for the messages, so those are rendered anew.",
+        "Send the earlier messages and tools as they were, the replies as they came.",
+    ),
+    Reason.NOT_TEXT: Explanation(
+        "The newest turn has images, audio or embeddings, whose KV cannot be kept yet.",
+        "Continue with text alone; a suspend works again after the next turn that is text.",
+    ),
+    Reason.ADAPTER_UNPROVEN: Explanation(
+        "It is not proven which weights the LoRA adapter has, so its KV is neither kept nor used.",
+        "Restart the engine if an adapter's files changed; give a changed adapter a new folder.",
     ),
     Reason.KV_EVICTED: Explanation(
         "Part of the KV was evicted from VRAM and RAM before it was needed.",
@@ -239,7 +285,15 @@ EXPLANATIONS: Mapping[Reason, Explanation] = {
     Reason.ABORTED: Explanation("The request was aborted before its end.", "Repeat the call."),
     Reason.TIER_OFF: Explanation(
         "The snapshot tier is off: the engine's weights or caches may have changed.",
-        "Restart the engine.",
+        "Restart the engine, or after a reset with the same weights: 'sessionctl engines attest'.",
+    ),
+    Reason.IDENTITY_PENDING: Explanation(
+        "The engine's fingerprint is still being taken: its files are read for the first time.",
+        "Try again in a moment; the engine serves meanwhile.",
+    ),
+    Reason.IDENTITY_UNKNOWN: Explanation(
+        "Which model files the engine has loaded is not known, so the snapshot tier is off.",
+        "Restart the engine, and leave the model's files alone while it starts.",
     ),
     Reason.TICKET_INVALID: Explanation(
         "The request's ticket is not valid for this engine.", "Ask sessiond for a fresh ticket."

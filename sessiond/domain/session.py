@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sessiond.domain.canonical import JsonValue
+from sessiond.domain.heads import LastTurn
 from sessiond.domain.ids import OperationId, SessionId, TenantId
 from sessiond.domain.snapshot import SnapshotSummary
 
@@ -53,6 +54,9 @@ class Presence:
     head_digest: str
     idle_since_unix_s: float
     stored_tokens: int = 0  #: of the whole chunks, those that the newest snapshot has
+    adapter_digest: str | None = None  #: of the LoRA adapter that computed it; ``None``: unknown
+    last_turn: LastTurn | None = None
+    unkept: str = ""  #: code of the reason why the newest turn cannot be suspended; else empty
 
 
 def derive_state(session: Session, presence: Presence | None) -> SessionState:
@@ -63,7 +67,7 @@ def derive_state(session: Session, presence: Presence | None) -> SessionState:
         return SessionState.SUSPENDED if session.snapshot else SessionState.COLD
     if presence.turns_in_flight:
         return SessionState.RUNNING
-    if session.resumed_on == presence.engine_id:
+    if presence.unkept or session.resumed_on == presence.engine_id:
         return SessionState.ACTIVE
     if session.snapshot and presence.stored_tokens >= presence.whole_chunk_tokens:
         return SessionState.SUSPENDED

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from sessiond.domain.fingerprint import FieldClass, Fingerprint
 from sessiond.domain.ids import SegmentId, SessionId, TenantId
+from sessiond.domain.kvgroups import KvGroups, groups_of
 from sessiond.domain.tokens import TokenIds
 
 
@@ -28,8 +30,9 @@ class ChunkRecord:
 class Manifest:
     """One snapshot.
 
-    ``chunks`` are gapless from token 0 in every group; ``tokens`` is the whole head, of which
-    ``restorable_tokens`` are covered by chunks.
+    ``chunks`` are gapless from token 0 in every group of full attention, and complete for some
+    windows in the others; ``tokens`` is the whole head, of which ``restorable_tokens`` are
+    covered by chunks.
     """
 
     tenant: TenantId
@@ -47,12 +50,38 @@ class Manifest:
     wrapped_keys: tuple[tuple[str, bytes], ...] = ()
 
     @property
+    def groups(self) -> KvGroups:
+        """The KV groups of the engine that wrote it."""
+        named = max((chunk.group for chunk in self.chunks), default=0) + 1
+        return groups_of(self.fingerprint, self.chunk_tokens, named)
+
+    @property
     def restorable_tokens(self) -> int:
-        """Tokens that the chunks cover in every group."""
-        ends: dict[int, int] = {}
-        for chunk in self.chunks:
-            ends[chunk.group] = max(ends.get(chunk.group, 0), chunk.end_token)
-        return min(ends.values(), default=0)
+        """The longest context that the chunks restore."""
+        return self.restorable_up_to(len(self.tokens))
+
+    def restorable_up_to(self, tokens: int, bad: Collection[ChunkRecord] = ()) -> int:
+        """Return the longest context of at most *tokens* tokens that the chunks restore.
+
+        Where all groups have full attention, every whole chunk is one; with a window, only those
+        at whose end all chunks of the window were kept.
+
+        :param bad: chunks that must not be used
+        """
+        groups = self.groups
+        sound = [chunk for chunk in self.chunks if chunk not in bad]
+        if groups.windowed:
+            numbers = (self.number(chunk, groups) for chunk in sound)
+            return groups.reach(numbers, tokens // self.chunk_tokens) * self.chunk_tokens
+        ends = [0] * groups.count
+        for chunk in sorted(sound, key=lambda chunk: chunk.start_token):
+            if chunk.start_token == ends[chunk.group] and chunk.end_token <= tokens:
+                ends[chunk.group] = chunk.end_token
+        return min(ends)
+
+    def number(self, chunk: ChunkRecord, groups: KvGroups) -> int:
+        """Return the number that a chunk has in an engine with these groups."""
+        return groups.number(chunk.group, chunk.start_token // self.chunk_tokens)
 
     @property
     def bytes_digest(self) -> bytes:

@@ -27,6 +27,8 @@ MAX_TICKET_CHARS = 4096
 #: The key of a ticket inside vLLM's ``kv_transfer_params``, and of our part of the answer.
 TICKET_PARAM = "sessiond_ticket"
 ANSWER_PARAM = "sessiond"
+#: vLLM's own key there: token ids that replace the prompt that it would render.
+PROMPT_PARAM = "prompt_token_ids"
 
 _TAG = b"sessiond ticket v1\0"
 _VERSION = "v1"
@@ -40,6 +42,7 @@ class TicketOp(StrEnum):
     COMMIT = "commit"  #: held until the suspend of the same operation has settled
     RESUME = "resume"  #: bring a snapshot's KV into the engine
     OUTCOME = "outcome"  #: held until the resume of the same operation has settled
+    ATTEST = "attest"  #: an operator says that the weights are those of the files
 
 
 @dataclass(frozen=True)
@@ -51,13 +54,16 @@ class Ticket:
     session: str
     engine_id: str
     operation_id: str  #: ties a suspend to its commit and a resume to its outcome
-    generation: int  #: written by a suspend, loaded by a turn or resume; 0 forbids loading
+    #: Written by a suspend, loaded by a turn or resume; 0 forbids loading. Of an attest: how many
+    #: resets of the engine's caches its sender knows of.
+    generation: int
     salt_hash: str
     head_digest: str = ""  #: of the head that a suspend stores
     head_tokens: int = 0
     not_before_unix_s: int = 0
     expires_unix_s: int = 0
     restorable_tokens: int = 0  #: of the generation to load; nothing beyond is waited for
+    adapter_digest: str = ""  #: of the LoRA adapter that the request uses; empty: none
 
 
 def sign(ticket: Ticket, key: bytes) -> str:

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, Final, TypeGuard
 
-from sessiond.domain.errors import EngineRefusedError, EngineWithoutConnectorError
+from sessiond.domain.errors import (
+    EngineRefusedError,
+    EngineUnreachableError,
+    EngineWithoutConnectorError,
+)
 from sessiond.domain.heads import TurnSplit
 from sessiond.domain.reasons import Cause
 from sessiond.domain.tickets import ANSWER_PARAM
 
 if TYPE_CHECKING:
     from sessiond.domain.canonical import JsonValue
+
+
+_ABORTED: Final = "The engine aborted the request: it was paused, put to sleep or is ending."
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,7 @@ def read_answer(body: object) -> Answer:
     """Return the connector's part of a completion's *body*.
 
     :raises EngineWithoutConnectorError: there is none.
+    :raises EngineUnreachableError: the engine aborted the request, and so told nothing.
     :raises EngineRefusedError: *body* has not the form of a completion.
     """
     if not isinstance(body, Mapping):
@@ -64,6 +72,8 @@ def read_answer(body: object) -> Answer:
     params = body.get("kv_transfer_params")
     ours = params.get(ANSWER_PARAM) if isinstance(params, Mapping) else None
     if not isinstance(ours, Mapping):
+        if _is_aborted(body):
+            raise EngineUnreachableError(_ABORTED)
         raise EngineWithoutConnectorError
     return Answer(
         ok=ours.get("ok") is True,
@@ -71,6 +81,12 @@ def read_answer(body: object) -> Answer:
         cached_tokens=_cached_tokens(body.get("usage")),
         fields=ours,
     )
+
+
+def _is_aborted(body: Mapping[str, object]) -> bool:
+    choices = body.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices else None
+    return isinstance(first, Mapping) and first.get("finish_reason") == "abort"
 
 
 def _causes(value: object) -> tuple[Cause, ...]:

@@ -18,7 +18,7 @@ from sessiond.domain.tickets import TICKET_PARAM
 from sessiond.engine.answers import Answer, read_answer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 _CONNECT_TIMEOUT_S: Final = 5.0
 _PROBE_TIMEOUT_S: Final = 2.0
@@ -75,16 +75,48 @@ class EngineClient:
             "cache_salt": request.cache_salt,
             "kv_transfer_params": {TICKET_PARAM: request.ticket},
         }
+        return read_answer(await self.post(f"{request.url}/v1/completions", body, deadline_s))
+
+    async def post(self, url: str, body: Mapping[str, object], deadline_s: float) -> object:
+        """Send JSON and return the JSON of the answer.
+
+        :raises DeadlineExceededError: no answer within *deadline_s*.
+        :raises EngineUnreachableError: no connection, or it was lost.
+        :raises EngineRefusedError: the engine answered with an error, or no JSON.
+        """
         try:
             async with asyncio.timeout(deadline_s):
-                response = await self._http.post(f"{request.url}/v1/completions", json=body)
+                response = await self._http.post(url, json=body)
         except TimeoutError as error:
             raise DeadlineExceededError(
-                f"The engine did not answer within {deadline_s:g} s."
+                f"The engine did not answer within {deadline_s:g} s; it may be paused or asleep."
             ) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise EngineUnreachableError from error
-        return read_answer(_json(response))
+        return _json(response)
+
+    async def reset_caches(self, url: str, deadline_s: float) -> bool:
+        """Empty the engine's VRAM and RAM tiers; what runs there begins anew.
+
+        :return: whether it could; while requests hold KV that is on its way it cannot
+        :raises DeadlineExceededError: no answer within *deadline_s*.
+        :raises EngineUnreachableError: no connection, or it was lost.
+        :raises EngineRefusedError: it offers no such call, which is one of development mode.
+        """
+        query = {"reset_running_requests": "true", "reset_external": "true"}
+        try:
+            async with asyncio.timeout(deadline_s):
+                response = await self._http.post(f"{url}/reset_prefix_cache", params=query)
+        except TimeoutError as error:
+            raise DeadlineExceededError("The engine did not reset its caches.") from error
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise EngineUnreachableError from error
+        if response.status_code == httpx.codes.NOT_FOUND:
+            raise EngineRefusedError("The engine offers no /reset_prefix_cache.")
+        if response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
+            return False
+        body = _json(response)
+        return isinstance(body, dict) and body.get("success") is True
 
     async def answers_http(self, url: str) -> bool:
         """Whether some server answers HTTP at *url* within 2 s."""

@@ -18,17 +18,33 @@ if TYPE_CHECKING:
     from sessiond.domain.ids import SessionId, TenantId
     from sessiond.domain.session import Event
 
+#: Who notes an event that somebody else noted too is not later than so many others.
+_LOOK_BACK = 100
 
-def add_event(db: Database, event: Event) -> None:
+
+def add_event(db: Database, event: Event, *, once: bool = False) -> None:
     """Add one line, whose number the database gives, to a session's audit trail.
 
+    :param once: not if one of this kind and time is among the newest hundred
     :raises SessionNotFoundError: there never was such a session.
     """
     # The lock makes numbers appear in the order of commits, so that a reader who goes on after
     # the last number seen misses none.
     lock_row(db, event.tenant, event.session_id)
+    if once and _has_event(db, event):
+        return
     values = event_values(event)
     db.execute(insert(EventRow).values(values))
+
+
+def _has_event(db: Database, event: Event) -> bool:
+    newest = (
+        select(EventRow.kind, EventRow.at_unix_s)
+        .where(EventRow.tenant == event.tenant, EventRow.session_id == event.session_id)
+        .order_by(EventRow.event_id.desc())
+        .limit(_LOOK_BACK)
+    )
+    return (event.kind, event.at_unix_s) in [tuple(row) for row in db.execute(newest)]
 
 
 def list_events(

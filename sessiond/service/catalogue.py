@@ -12,6 +12,7 @@ from sessiond.domain.tokens import head_digest
 from sessiond.service.coverage import cover
 from sessiond.service.engines import Located, newest_head, presence_of
 from sessiond.service.once import Once
+from sessiond.service.turntrail import TurnTrail
 from sessiond.store.sessions import SessionRecord
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class Catalogue:
     def __init__(self, context: Context, snapshots: Snapshots) -> None:
         self._context = context
         self._snapshots = snapshots
+        self.trail = TurnTrail(context)  #: of what heads tell
 
     async def create(
         self,

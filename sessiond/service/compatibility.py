@@ -11,7 +11,7 @@ from sessiond.domain.reasons import Cause, Reason
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sessiond.domain.engines import EngineInfo
+    from sessiond.domain.engines import EngineInfo, ServedAdapter
     from sessiond.domain.snapshot import Manifest
 
 
@@ -34,21 +34,61 @@ class Compatibility:
         return self.loadable and not self.doubting
 
 
-def check(manifest: Manifest, engine: EngineInfo) -> Compatibility:
-    """Compare field by field, and with what the engine says of itself."""
-    mismatches = compare(manifest.fingerprint, engine.fingerprint)
+def computes(engine: EngineInfo, manifest: Manifest) -> bool:
+    """Whether the engine's model, whatever its name, is the one that computed a snapshot."""
+    digest = manifest.adapter_digest
+    alike = engine.fingerprint.digest(FieldClass.BYTES) == manifest.bytes_digest
+    return alike and (not digest or engine.adapter_of(digest) is not None)
+
+
+def adapter_for(
+    engine: EngineInfo, model: str, manifest: Manifest | None = None
+) -> ServedAdapter | None:
+    """Return the engine's adapter that a session of *model* uses; ``None``: the model itself.
+
+    A session that is for any model goes on with what computed its snapshot.
+    """
+    if not model and manifest is not None and manifest.adapter_digest:
+        return engine.adapter_of(manifest.adapter_digest)
+    return engine.adapter(model)
+
+
+def check(
+    manifest: Manifest, engine: EngineInfo, adapter: ServedAdapter | None = None
+) -> Compatibility:
+    """Compare field by field, and with what the engine says of itself.
+
+    :param adapter: the one of the engine that the request is for; ``None``: its model itself
+    """
+    mismatches = [
+        *_adapter_mismatch(manifest, adapter),
+        # One that does not know its own fingerprint yet says so among its surroundings.
+        *(compare(manifest.fingerprint, engine.fingerprint) if engine.is_identified else ()),
+    ]
     return Compatibility(
         mismatches=tuple(mismatches),
-        forbidding=(*causes(mismatches, FieldClass.BYTES), *_surroundings(manifest, engine)),
+        forbidding=(*causes(mismatches, FieldClass.BYTES), *_surroundings(engine, adapter)),
         doubting=tuple(causes(mismatches, FieldClass.PROMPT)),
     )
 
 
-def _surroundings(manifest: Manifest, engine: EngineInfo) -> Sequence[Cause]:
-    found = []
-    if manifest.adapter_digest:
-        # No engine lists its adapters yet, so none can be shown to have the stored one.
-        found.append(Cause(Reason.ADAPTER_MISMATCH, stored=manifest.adapter_digest))
-    if engine.tier_off:
-        found.append(Cause(Reason.TIER_OFF, detail=engine.tier_off))
+def _adapter_mismatch(manifest: Manifest, adapter: ServedAdapter | None) -> Sequence[Mismatch]:
+    live_digest = adapter.digest if adapter else ""
+    unproven = adapter is not None and not live_digest
+    if unproven or manifest.adapter_digest == live_digest:
+        return ()
+    cause = Cause(
+        Reason.ADAPTER_MISMATCH,
+        detail=f"adapter {adapter.name!r}" if adapter else "no adapter",
+        stored=manifest.adapter_digest or None,
+        live=live_digest or None,
+    )
+    return (Mismatch("adapter", FieldClass.BYTES, cause),)
+
+
+def _surroundings(engine: EngineInfo, adapter: ServedAdapter | None) -> Sequence[Cause]:
+    unproven = adapter.cause() if adapter else None
+    found = [unproven] if unproven else []
+    if engine.tier_cause is not None:
+        found.append(engine.tier_cause)
     return found

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sessiond.domain.errors import SnapshotNotFoundError, StoreError
 from sessiond.domain.tokens import common_prefix_tokens
-from sessiond.service.judge import kept_tokens, movable_tokens
+from sessiond.service.judge import kept_tokens, storable_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,11 +33,11 @@ def cover(store: Store, engine: EngineInfo, head: Head, newest: Manifest | None)
 
     :raises StoreError: the store cannot be read.
     """
-    movable = [branch for branch in head.branches if _movable(branch, engine)]
+    movable = [branch for branch in head.branches if storable_tokens(branch, engine)]
     branch = choose(movable, newest) or head.main
     if branch is None:
         return None
-    tokens = _movable(branch, engine)
+    tokens = storable_tokens(branch, engine)
     kept = kept_tokens(newest, branch, tokens, engine.fingerprint) if newest else 0
     return Coverage(branch, tokens, _sound_tokens(store, newest, kept) if newest else 0)
 
@@ -57,20 +57,17 @@ def choose(branches: Sequence[Branch], newest: Manifest | None) -> Branch | None
     return max(branches, key=lambda one: common_prefix_tokens(newest.tokens, one.tokens))
 
 
-def _movable(branch: Branch, engine: EngineInfo) -> int:
-    return movable_tokens(branch.kv_tokens, engine.chunk_tokens, engine.max_model_tokens)
-
-
 def _sound_tokens(store: Store, manifest: Manifest, tokens: int) -> int:
-    """Return how many of the first *tokens* tokens lie before the first damaged chunk."""
-    bad: dict[SegmentId, set[int] | None] = {}
+    """Return how many of the first *tokens* tokens can be restored without damaged chunks."""
+    bad_offsets: dict[SegmentId, set[int] | None] = {}
+    bad = set()
     for chunk in manifest.chunks:
-        if chunk.segment_id not in bad:
-            bad[chunk.segment_id] = _bad_chunks(store, chunk.segment_id)
-        offsets = bad[chunk.segment_id]
+        if chunk.segment_id not in bad_offsets:
+            bad_offsets[chunk.segment_id] = _bad_chunks(store, chunk.segment_id)
+        offsets = bad_offsets[chunk.segment_id]
         if offsets is None or chunk.offset_bytes in offsets:
-            tokens = min(tokens, chunk.start_token)
-    return tokens
+            bad.add(chunk)
+    return manifest.restorable_up_to(tokens, bad)
 
 
 def _bad_chunks(store: Store, segment_id: SegmentId) -> set[int] | None:

@@ -14,13 +14,15 @@ from sessiond.domain.errors import (
 )
 from sessiond.domain.session import Presence, Session
 from sessiond.domain.tokens import head_digest
-from sessiond.service.judge import movable_tokens
+from sessiond.service.compatibility import computes
+from sessiond.service.judge import storable_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from sessiond.domain.engines import EngineInfo
     from sessiond.domain.heads import Head
+    from sessiond.domain.snapshot import Manifest
     from sessiond.engine.client import EngineClient
     from sessiond.service.blocking import Blocking
     from sessiond.store.store import Store
@@ -60,21 +62,33 @@ class Engines:
                 return engine
         raise EngineNotFoundError
 
-    async def choose(self, model: str, preferred: str = "") -> EngineInfo:
+    async def choose(
+        self, model: str, preferred: str = "", snapshot: Manifest | None = None
+    ) -> EngineInfo:
         """Return the engine that should serve *model* (empty: any), *preferred* if it can.
+
+        A name is no identity: where no engine has it any more, one that could have computed
+        *snapshot* serves the same under another.
 
         :raises NoEngineError: no engine runs, or none serves the model.
         :raises EngineWithoutConnectorError: only servers without our connector answer.
         :raises EngineUnreachableError: the engine did not tell its URL.
         """
         live = await self.live()
-        fitting = [engine for engine in live if model in ("", engine.model)]
+        fitting = [engine for engine in live if not model or engine.serves(model)]
+        if not fitting and snapshot is not None:
+            fitting = [engine for engine in live if computes(engine, snapshot)]
         if not fitting:
             await self._raise_none(model, live)
-        engine = min(fitting, key=lambda e: (bool(e.tier_off), e.engine_id != preferred))
+        engine = min(fitting, key=lambda e: (_keeps_nothing(e, model), e.engine_id != preferred))
         if not engine.url:
             raise EngineUnreachableError(f"Engine {engine.engine_id} did not tell its URL.")
         return engine
+
+    async def is_pending(self, model: str) -> bool:
+        """Whether an engine that serves *model* (empty: any) is still taking its fingerprint."""
+        live = await self.live()
+        return any(each.is_pending and (not model or each.serves(model)) for each in live)
 
     async def strangers(self) -> list[str]:
         """Return the configured URLs that answer HTTP and belong to no engine of ours."""
@@ -99,7 +113,8 @@ class Engines:
                 f"The server at {strangers[0]} answers, but does not load sessiond's connector."
             )
         if live:
-            raise NoEngineError(f"No running engine serves the model {model!r}.")
+            served = ", ".join(sorted({repr(engine.model) for engine in live}))
+            raise NoEngineError(f"No running engine serves the model {model!r}, but {served}.")
         raise NoEngineError
 
 
@@ -130,6 +145,8 @@ def presence_of(
     resumed_unix_s = session.updated_unix_s if resumed_alive else 0.0
     here = located is not None and located.engine.engine_id == resumed_on
     if located and (here or located.head.updated_unix_s >= resumed_unix_s):
+        if _is_gone(located.head):
+            return None
         return _presence_of_head(located, resumed_unix_s if here else 0.0)
     if not resumed_alive:
         return None
@@ -143,17 +160,29 @@ def presence_of(
     )
 
 
+def _is_gone(head: Head) -> bool:
+    """Whether the engine has forgotten the session's KV, as after a reset of its caches."""
+    return not (head.branches or head.turns_in_flight or head.unkept)
+
+
 def _presence_of_head(located: Located, resumed_unix_s: float) -> Presence:
     branch, engine = located.head.main, located.engine
-    kv_tokens = branch.kv_tokens if branch else 0
     return Presence(
         engine_id=engine.engine_id,
         turns_in_flight=located.head.turns_in_flight,
         head_tokens=len(branch.tokens) if branch else 0,
-        whole_chunk_tokens=movable_tokens(kv_tokens, engine.chunk_tokens, engine.max_model_tokens),
+        whole_chunk_tokens=storable_tokens(branch, engine) if branch else 0,
         head_digest=head_digest(branch.tokens) if branch else "",
         idle_since_unix_s=max(located.head.updated_unix_s, resumed_unix_s),
+        adapter_digest=branch.adapter_digest if branch else None,
+        last_turn=located.head.last_turn,
+        unkept=located.head.unkept,
     )
+
+
+def _keeps_nothing(engine: EngineInfo, model: str) -> bool:
+    adapter = engine.adapter(model)
+    return bool(engine.tier_off) or (adapter is not None and not adapter.digest)
 
 
 def _comparable(url: str) -> str:

@@ -11,6 +11,7 @@ from sessiond.domain.snapshot import Manifest, SnapshotSummary
 from sessiond.domain.tokens import common_prefix_tokens, whole_chunk_tokens
 
 if TYPE_CHECKING:
+    from sessiond.domain.engines import EngineInfo
     from sessiond.domain.heads import Branch
 
 #: A request needs room for its first token after the prompt, and for the one that it samples.
@@ -24,6 +25,14 @@ def movable_tokens(kv_tokens: int, chunk_tokens: int, max_model_tokens: int) -> 
     )
 
 
+def storable_tokens(branch: Branch, engine: EngineInfo) -> int:
+    """Return how many tokens of a branch can be moved from this engine: whole chunks only."""
+    kept = branch.kv_tokens
+    if not engine.keeps_replies:
+        kept = min(kept, branch.split.prompt_tokens)
+    return movable_tokens(kept, engine.chunk_tokens, engine.max_model_tokens)
+
+
 def kept_tokens(manifest: Manifest, branch: Branch, tokens: int, live: Fingerprint) -> int:
     """Return how many of the first *tokens* tokens of *branch* a snapshot holds already.
 
@@ -34,9 +43,7 @@ def kept_tokens(manifest: Manifest, branch: Branch, tokens: int, live: Fingerpri
     if not alike or manifest.adapter_digest != branch.adapter_digest:
         return 0
     common = common_prefix_tokens(manifest.tokens, branch.tokens)
-    return whole_chunk_tokens(
-        min(common, manifest.restorable_tokens, tokens), manifest.chunk_tokens
-    )
+    return whole_chunk_tokens(manifest.restorable_up_to(min(common, tokens)), manifest.chunk_tokens)
 
 
 def summarize(
@@ -78,7 +85,7 @@ def is_due(
 
     Idle means: no turn in flight, and the timeout has passed since the last token.
     """
-    if derive_state(session, presence) is not SessionState.ACTIVE:
+    if derive_state(session, presence) is not SessionState.ACTIVE or presence.unkept:
         return False
     timeout_s = default_timeout_s if session.idle_timeout_s is None else session.idle_timeout_s
     return now_unix_s - presence.idle_since_unix_s >= timeout_s

@@ -26,7 +26,8 @@ from sessiond.service.reports import (
 )
 from sessiond.service.resume import Prospect, Resumer
 from sessiond.service.storing import Storing
-from sessiond.service.suspend import Plan, Suspender
+from sessiond.service.suspend import Suspender
+from sessiond.service.suspend_plans import Plan
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -75,6 +76,8 @@ class Lifecycle:
         async def begin() -> Work:
             session = await self._catalogue.get(tenant, session_id)
             plan = await self._suspender.plan(session)
+            presence = await self._context.engines.presence(session)
+            await self._catalogue.trail.note(session, presence)
             return partial(self._suspend, plan)
 
         return await self._once(wanted, key, begin)
@@ -144,6 +147,7 @@ class Lifecycle:
         outcome = "partial" if report.missing_tokens else "complete"
         reason = first_reason(report.causes)
         self._context.observer.ended(OperationKind.SUSPEND, outcome, reason, report.seconds)
+        self._context.observer.explained(OperationKind.SUSPEND, report.causes)
         await self._event(session, "suspended", result)
         return result
 
@@ -168,6 +172,7 @@ class Lifecycle:
             first_reason(report.causes),
             report.seconds,
         )
+        self._context.observer.explained(OperationKind.RESUME, report.causes)
         await self._event(session, "resumed", result)
         return result
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
+    from sessiond.domain.reasons import Cause
     from sessiond.domain.retention import RemovalCause
     from sessiond.domain.session import OperationKind
 
@@ -16,6 +17,9 @@ class Observer(Protocol):
 
     def ended(self, kind: OperationKind, outcome: str, reason: str, seconds: float) -> None:
         """Take note; *outcome* and *reason* come from closed lists, *reason* may be empty."""
+
+    def explained(self, kind: str, causes: Iterable[Cause]) -> None:
+        """Take note of why a suspend, resume or ``turn`` did not do everything."""
 
     def removed(self, cause: RemovalCause, size_bytes: int, *, unread: bool) -> None:
         """Take note of one session's snapshots that are gone; *unread*: never loaded."""
@@ -31,6 +35,9 @@ class Deaf:
     """An observer that ignores everything."""
 
     def ended(self, kind: OperationKind, outcome: str, reason: str, seconds: float) -> None:
+        """Do nothing."""
+
+    def explained(self, kind: str, causes: Iterable[Cause]) -> None:
         """Do nothing."""
 
     def removed(self, cause: RemovalCause, size_bytes: int, *, unread: bool) -> None:

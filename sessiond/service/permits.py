@@ -33,7 +33,7 @@ class Purpose:
     engine: EngineInfo
     generation: int
     restorable_tokens: int = 0  #: of a generation that is loaded
-    adapter_digest: str = ""
+    adapter_digest: str = ""  #: of the one that computes; empty: none
 
 
 class Signer:
@@ -63,6 +63,11 @@ class Signer:
         ticket = self._ticket(TicketOp.RESUME, purpose, new_operation_id())
         return self._pair(ticket, TicketOp.OUTCOME, purpose, now_unix_s)
 
+    def attest(self, purpose: Purpose, now_unix_s: float) -> Permit:
+        """Return a permit to turn the snapshot tier of an engine on again."""
+        ticket = self._ticket(TicketOp.ATTEST, purpose, new_operation_id())
+        return self._sign(ticket, purpose, now_unix_s, self._lifetime_s)
+
     def _pair(
         self, ticket: Ticket, companion: TicketOp, purpose: Purpose, now_unix_s: float
     ) -> tuple[Permit, Permit]:
@@ -82,6 +87,7 @@ class Signer:
             generation=purpose.generation,
             restorable_tokens=purpose.restorable_tokens,
             salt_hash=salt_hash(salt),
+            adapter_digest=purpose.adapter_digest,
         )
 
     def _sign(self, ticket: Ticket, purpose: Purpose, now_unix_s: float, lifetime_s: int) -> Permit:

@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from sessiond.domain.errors import DeadlineExceededError
+from sessiond.domain.errors import DeadlineExceededError, IdentityPendingError
 from sessiond.domain.outcomes import ResumeReport
 from sessiond.domain.reasons import Cause, Reason
 from sessiond.engine.client import TicketedRequest
 from sessiond.engine.pairs import Pair, ResumeResult, resume_round
-from sessiond.service.compatibility import Compatibility, check
+from sessiond.service.compatibility import Compatibility, adapter_for, check
 from sessiond.service.judge import conclude, movable_tokens
 from sessiond.service.permits import Permit, Purpose
 from sessiond.service.resume_rounds import Progress, after_round, begin
 
 if TYPE_CHECKING:
-    from sessiond.domain.engines import EngineInfo
+    from sessiond.domain.engines import EngineInfo, ServedAdapter
     from sessiond.domain.session import Session
     from sessiond.domain.snapshot import Manifest
     from sessiond.service.context import Context
@@ -32,6 +32,17 @@ class Prospect:
     engine: EngineInfo
     readable: Readable
     compatibility: Compatibility | None  #: ``None`` without a readable snapshot
+    adapter: ServedAdapter | None = None  #: of the engine; ``None``: its model itself
+
+    @property
+    def model(self) -> str:
+        """The name that requests give."""
+        return self.adapter.name if self.adapter else self.engine.model
+
+    @property
+    def adapter_digest(self) -> str:
+        """The content of the adapter; empty without one, and while that is not proven."""
+        return self.adapter.digest if self.adapter else ""
 
     @property
     def manifest(self) -> Manifest | None:
@@ -43,10 +54,15 @@ class Prospect:
     def causes(self) -> tuple[Cause, ...]:
         """Why not all of the newest snapshot may be used."""
         found = self.compatibility
-        return (
-            *self.readable.causes,
-            *((*found.forbidding, *found.doubting) if found else ()),
-        )
+        if found is None:
+            return (*self.readable.causes, *self.hindrances)
+        return (*self.readable.causes, *found.forbidding, *found.doubting)
+
+    @property
+    def hindrances(self) -> tuple[Cause, ...]:
+        """Why nothing that the adapter computes is kept, or used again."""
+        unproven = self.adapter.cause() if self.adapter else None
+        return (unproven,) if unproven else ()
 
     @property
     def target_tokens(self) -> int:
@@ -68,25 +84,40 @@ class Resumer:
         self._context = context
         self._snapshots = snapshots
 
-    async def look(self, session: Session) -> Prospect:
+    async def look(
+        self, session: Session, model: str | None = None, engine: EngineInfo | None = None
+    ) -> Prospect:
         """Compare the newest readable snapshot with the engine that would serve the session.
 
+        :param model: what the next turn names, empty for the engine's own model; by default what
+            the session is for, or its snapshot of
+        :param engine: look at this one instead
         :raises UnavailableError: no engine can.
         """
-        presence = await self._context.engines.presence(session)
-        here = presence.engine_id if presence else ""
-        engine = await self._context.engines.choose(session.model, preferred=here)
+        wanted = session.model if model is None else model
         readable = await self._snapshots.newest_readable(session)
         manifest = readable.manifest
-        return Prospect(session, engine, readable, check(manifest, engine) if manifest else None)
+        if engine is None:
+            presence = await self._context.engines.presence(session)
+            here = presence.engine_id if presence else ""
+            known = manifest if wanted == session.model else None
+            engine = await self._context.engines.choose(wanted, preferred=here, snapshot=known)
+            if wanted and not engine.serves(wanted):
+                wanted, model = "", None  # it was found by what it computes
+        adapter = adapter_for(engine, wanted, manifest if model is None else None)
+        found = check(manifest, engine, adapter) if manifest else None
+        return Prospect(session, engine, readable, found, adapter)
 
     async def perform(self, prospect: Prospect) -> ResumeReport:
         """Load what may be loaded.
 
+        :raises IdentityPendingError: the engine does not know yet whether it may.
         :raises UnavailableError: the engine was lost, or is none of ours.
         """
         started_s = monotonic()
         compatibility = prospect.compatibility
+        if compatibility is not None and prospect.engine.is_pending:
+            raise IdentityPendingError
         if prospect.manifest is None or not compatibility or not compatibility.prefetchable:
             return _report(prospect, begin(0, 1), monotonic() - started_s)
         progress = begin(prospect.target_tokens, prospect.manifest.chunk_tokens)
@@ -108,13 +139,19 @@ class Resumer:
 
     def _pair(self, prospect: Prospect, manifest: Manifest, asked_tokens: int) -> Pair:
         session, engine = prospect.session, prospect.engine
-        purpose = Purpose(session.tenant, session.session_id, engine, manifest.generation)
+        purpose = Purpose(
+            session.tenant,
+            session.session_id,
+            engine,
+            manifest.generation,
+            adapter_digest=prospect.adapter_digest,
+        )
         moving, companion = self._context.signer.resume(purpose, self._context.now())
 
         def request(permit: Permit, tokens: int) -> TicketedRequest:
             prompt = manifest.tokens[:tokens]
             return TicketedRequest(
-                engine.url, engine.model, prompt, permit.cache_salt, permit.ticket
+                engine.url, prospect.model, prompt, permit.cache_salt, permit.ticket
             )
 
         return Pair(

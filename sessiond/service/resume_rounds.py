@@ -74,7 +74,7 @@ def _moved(progress: Progress, answer: Answer) -> Progress:
     if not is_confirmed(answer, progress.asked_tokens):
         return replace(
             progress,
-            causes=_joined(progress.causes, (Cause(Reason.NOT_CONFIRMED),)),
+            causes=_joined((Cause(Reason.NOT_CONFIRMED),), progress.causes),
             done=True,
         )
     whole = progress.asked_tokens >= progress.target_tokens

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sessiond.service.attest import Attestations
 from sessiond.service.background import Background
 from sessiond.service.catalogue import Catalogue
 from sessiond.service.damage import DamageTeller
 from sessiond.service.lifecycle import Lifecycle
 from sessiond.service.operations import Operations
+from sessiond.service.probe import Prober
 from sessiond.service.purge import Purger
 from sessiond.service.recovery import Recovery
 from sessiond.service.retention import Retention
@@ -31,6 +33,7 @@ class Services:
     catalogue: Catalogue
     lifecycle: Lifecycle
     turns: Turns
+    prober: Prober
     operations: Operations
     sweeper: Sweeper
     purger: Purger
@@ -38,6 +41,7 @@ class Services:
     retention: Retention
     scrubber: Scrubber
     verifier: Verifier
+    attestations: Attestations
 
 
 def build(context: Context) -> Services:
@@ -54,6 +58,7 @@ def build(context: Context) -> Services:
         catalogue=catalogue,
         lifecycle=lifecycle,
         turns=Turns(context, snapshots, catalogue),
+        prober=Prober(context, snapshots, catalogue),
         operations=operations,
         sweeper=Sweeper(context, catalogue, lifecycle, operations),
         purger=Purger(context, lifecycle, operations),
@@ -61,4 +66,5 @@ def build(context: Context) -> Services:
         retention=retention,
         scrubber=Scrubber(context, background, teller),
         verifier=Verifier(context, background, teller),
+        attestations=Attestations(context),
     )

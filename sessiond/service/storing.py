@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from sessiond.domain.outcomes import SuspendReport
     from sessiond.service.context import Context
     from sessiond.service.retention import Retention
-    from sessiond.service.suspend import Plan, Suspender
+    from sessiond.service.suspend import Suspender
+    from sessiond.service.suspend_plans import Plan
 
 _log = logging.getLogger(__name__)
 

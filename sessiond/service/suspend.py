@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from sessiond.domain.errors import (
     DeadlineExceededError,
     EngineUnreachableError,
+    IdentityPendingError,
     NothingToSuspendError,
     TurnInFlightError,
     UnavailableError,
 )
-from sessiond.domain.outcomes import SuspendReport
 from sessiond.domain.reasons import Cause, Reason
 from sessiond.engine.client import TicketedRequest
 from sessiond.engine.pairs import CommitResult, Pair, suspend_round
 from sessiond.service.coverage import cover
 from sessiond.service.judge import summarize
 from sessiond.service.permits import Permit, Purpose
+from sessiond.service.suspend_plans import (
+    Plan,
+    Source,
+    begin,
+    is_evicted,
+    report,
+    report_newest,
+    stops,
+)
 from sessiond.service.suspend_rounds import Progress, RoundEnd, after_round, error_of
 
 if TYPE_CHECKING:
-    from sessiond.domain.heads import Branch
+    from sessiond.domain.outcomes import SuspendReport
     from sessiond.domain.session import Session
-    from sessiond.domain.snapshot import Manifest, SnapshotSummary
+    from sessiond.domain.snapshot import Manifest
     from sessiond.service.context import Context
     from sessiond.service.coverage import Coverage
     from sessiond.service.engines import Located
@@ -36,25 +45,6 @@ if TYPE_CHECKING:
 _ANSWER_LOST = (EngineUnreachableError, DeadlineExceededError)
 #: With these an engine gave up waiting for its mover, which may have committed all the same.
 _OUTCOME_UNKNOWN = frozenset({Reason.MOVER_FAILED, Reason.DEADLINE, Reason.ABORTED})
-
-
-@dataclass(frozen=True)
-class Source:
-    """The KV that a suspend stores."""
-
-    located: Located
-    branch: Branch
-    tokens: int  #: in whole chunks
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a suspend is going to do."""
-
-    session: Session
-    newest: Manifest | None  #: the newest snapshot that can be read
-    source: Source | None  #: ``None``: no live engine has more than the snapshot
-    kept_tokens: int = 0  #: of the source, in the newest snapshot already
 
 
 class Suspender:
@@ -69,18 +59,26 @@ class Suspender:
 
         :raises TurnInFlightError: a turn is running, and still is after half a second.
         :raises NothingToSuspendError: there is no whole chunk of KV.
-        :raises UnavailableError: no engine runs, and there is no snapshot either.
+        :raises NotTextError: the newest turn is more than text.
+        :raises UnavailableError: no engine runs, and there is no snapshot either, or the engine
+            keeps nothing.
         """
         located = await self._settled_head(session)
+        unkept = located.head.unkept_cause if located else None
+        if unkept is not None:
+            raise error_of((unkept,))
         newest = (await self._snapshots.newest_readable(session)).manifest
         covered = await self._covered(located, newest) if located else None
         if located is None or covered is None:
             return await self._plan_without_head(session, newest)
         if covered.tokens == 0:
             raise NothingToSuspendError
-        if covered.branch.adapter_digest:
-            raise NothingToSuspendError("KV of a LoRA adapter cannot be suspended yet.")
+        off = located.engine.tier_cause
+        if off is not None and covered.kept_tokens < covered.tokens:
+            raise error_of((off,))  # it may be asleep, too, and answer nothing
         source = Source(located, covered.branch, covered.tokens)
+        if source.hindrance is not None:
+            raise error_of((source.hindrance,))
         return Plan(session, newest, source, covered.kept_tokens)
 
     async def perform(self, plan: Plan) -> SuspendReport:
@@ -90,17 +88,17 @@ class Suspender:
         """
         started_s = monotonic()
         if plan.source is None or plan.kept_tokens >= plan.source.tokens:
-            return _report_newest(plan, ())
-        progress = _begin(plan.source, plan.kept_tokens)
+            return report_newest(plan, ())
+        progress = begin(plan.source, plan.kept_tokens)
         source = plan.source
         while not progress.done:
             if progress.head_is_stale:
                 source, progress = await self._refreshed(plan, source, progress)
             end = await self._round(plan, source, progress.asked_tokens)
             progress = after_round(progress, end, self._context.limits.suspend_rounds)
-        if progress.best is None and progress.kept_tokens and _is_evicted(progress.causes):
-            return _report_newest(plan, progress.causes)
-        return _report(source, progress, monotonic() - started_s)
+        if progress.best is None and progress.kept_tokens and is_evicted(progress.causes):
+            return report_newest(plan, progress.causes)
+        return report(source, progress, monotonic() - started_s)
 
     async def _covered(self, located: Located, newest: Manifest | None) -> Coverage | None:
         store = self._context.store
@@ -119,8 +117,12 @@ class Suspender:
 
     async def _plan_without_head(self, session: Session, newest: Manifest | None) -> Plan:
         if newest is None:
-            await self._context.engines.choose(session.model)  # names what is missing
+            engine = await self._context.engines.choose(session.model)  # names what is missing
+            if engine.tier_cause is not None:
+                raise error_of((engine.tier_cause,))
             raise NothingToSuspendError
+        if await self._context.engines.is_pending(session.model):
+            raise IdentityPendingError  # it may have a newer head that it cannot tell of yet
         return Plan(session, newest, source=None)
 
     async def _refreshed(
@@ -130,8 +132,9 @@ class Suspender:
         fresh = await self.plan(plan.session)
         if fresh.source is None:
             return source, progress
+        first, then = stops(fresh.source, fresh.kept_tokens)
         return fresh.source, replace(
-            progress, asked_tokens=fresh.source.tokens, kept_tokens=fresh.kept_tokens
+            progress, asked_tokens=first, then_tokens=then, kept_tokens=fresh.kept_tokens
         )
 
     async def _round(self, plan: Plan, source: Source, asked_tokens: int) -> RoundEnd:
@@ -153,7 +156,7 @@ class Suspender:
             if end.summary is None and _is_unknown(end.causes):
                 manifest = await self._manifest_after(self._settle_s, session, generation)
         if manifest:
-            model, seconds = source.located.engine.model, monotonic() - started_s
+            model, seconds = source.model, monotonic() - started_s
             whole = manifest.restorable_tokens >= asked_tokens
             summary = summarize(manifest, plan.newest, model, seconds)
             end = RoundEnd(summary, () if whole else end.causes)
@@ -178,7 +181,7 @@ class Suspender:
             generation,
         )
         answer = result.answer
-        told = summarize(manifest, None, source.located.engine.model, answer.seconds("seconds"))
+        told = summarize(manifest, None, source.model, answer.seconds("seconds"))
         new_bytes, shared_bytes = answer.number("new_bytes"), answer.number("shared_bytes")
         return RoundEnd(
             replace(told, new_bytes=new_bytes, shared_bytes=shared_bytes), result.causes
@@ -197,13 +200,19 @@ class Suspender:
 
     def _pair(self, session: Session, source: Source, asked_tokens: int, generation: int) -> Pair:
         engine, branch = source.located.engine, source.branch
-        purpose = Purpose(session.tenant, session.session_id, engine, generation)
+        purpose = Purpose(
+            session.tenant,
+            session.session_id,
+            engine,
+            generation,
+            adapter_digest=branch.adapter_digest,
+        )
         moving, companion = self._context.signer.suspend(purpose, branch, self._context.now())
 
         def request(permit: Permit, tokens: int) -> TicketedRequest:
             prompt = branch.tokens[:tokens]
             return TicketedRequest(
-                engine.url, engine.model, prompt, permit.cache_salt, permit.ticket
+                engine.url, source.model, prompt, permit.cache_salt, permit.ticket
             )
 
         return Pair(
@@ -216,54 +225,3 @@ class Suspender:
 def _is_unknown(causes: tuple[Cause, ...]) -> bool:
     """Whether an answer that tells of no commit is no proof that there is none."""
     return any(cause.reason in _OUTCOME_UNKNOWN for cause in causes)
-
-
-def _begin(source: Source, kept: int) -> Progress:
-    return Progress(
-        chunk_tokens=source.located.engine.chunk_tokens,
-        asked_tokens=source.tokens,
-        kept_tokens=kept,
-    )
-
-
-def _report(source: Source, progress: Progress, seconds: float) -> SuspendReport:
-    best = progress.best
-    if best is None:
-        raise error_of(progress.causes)
-    earlier_bytes = (
-        progress.new_bytes - best.new_bytes
-    )  # new to this suspend, not to its last round
-    return SuspendReport(
-        snapshot=replace(
-            best,
-            new_bytes=progress.new_bytes,
-            shared_bytes=max(0, best.shared_bytes - earlier_bytes),
-        ),
-        rounds=progress.rounds,
-        missing_tokens=max(0, source.tokens - best.tokens_restorable),
-        causes=progress.causes,
-        seconds=seconds,
-    )
-
-
-def _is_evicted(causes: tuple[Cause, ...]) -> bool:
-    return any(cause.reason is Reason.KV_EVICTED for cause in causes)
-
-
-def _report_newest(plan: Plan, causes: tuple[Cause, ...]) -> SuspendReport:
-    """Report that the newest snapshot has already what there is."""
-    assert plan.newest is not None
-    known = plan.session.snapshot
-    if known is None or known.generation != plan.newest.generation:
-        known = summarize(plan.newest, None, plan.session.model, seconds=0.0)
-    return SuspendReport(
-        snapshot=_nothing_new(known),
-        rounds=0,
-        missing_tokens=plan.source.tokens - plan.kept_tokens if plan.source else 0,
-        causes=causes,
-        seconds=0.0,
-    )
-
-
-def _nothing_new(summary: SnapshotSummary) -> SnapshotSummary:
-    return replace(summary, new_bytes=0, shared_bytes=summary.stored_bytes, seconds=0.0)

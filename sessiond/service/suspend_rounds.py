@@ -11,14 +11,18 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sessiond.domain.errors import (
+    AdapterUnprovenError,
     DeadlineExceededError,
     EngineRefusedError,
     GenerationExistsError,
+    IdentityPendingError,
     NothingToSuspendError,
+    NotTextError,
     SessiondError,
     SessionNotFoundError,
     StoreError,
     StoreFullError,
+    TierOffError,
     TurnInFlightError,
 )
 from sessiond.domain.reasons import EXPLANATIONS, Cause, Reason
@@ -39,6 +43,12 @@ _ERRORS: dict[Reason, type[SessiondError]] = {
     Reason.KV_EVICTED: NothingToSuspendError,
     Reason.GENERATION_EXISTS: GenerationExistsError,
     Reason.SESSION_DELETED: SessionNotFoundError,
+    Reason.NOT_TEXT: NotTextError,
+    Reason.ADAPTER_UNPROVEN: AdapterUnprovenError,
+    Reason.ADAPTER_MISMATCH: NothingToSuspendError,
+    Reason.TIER_OFF: TierOffError,
+    Reason.IDENTITY_PENDING: IdentityPendingError,
+    Reason.IDENTITY_UNKNOWN: TierOffError,
 }
 
 
@@ -58,6 +68,7 @@ class Progress:
     chunk_tokens: int
     asked_tokens: int  #: what the next round hands over, whole chunks
     kept_tokens: int  #: of the head, held by a snapshot from before this suspend
+    then_tokens: int = 0  #: what is asked for when that has been done; 0: nothing more
     rounds: int = 0
     repeats: int = 0
     best: SnapshotSummary | None = None
@@ -75,6 +86,8 @@ def after_round(progress: Progress, end: RoundEnd, max_rounds: int) -> Progress:
     """Return the suspend's state after one more round."""
     counted = replace(progress, rounds=progress.rounds + 1, causes=end.causes)
     stepped = _committed(counted, end.summary) if end.summary else _refused(counted, end)
+    if stepped.done and stepped.then_tokens:
+        stepped = replace(stepped, asked_tokens=stepped.then_tokens, then_tokens=0, done=False)
     return replace(stepped, done=stepped.done or stepped.rounds >= max_rounds)
 
 
@@ -84,12 +97,14 @@ def error_of(causes: tuple[Cause, ...]) -> SessiondError:
         return EngineRefusedError("The engine stored nothing and told no cause.")
     cause = causes[0]
     sentence = EXPLANATIONS[cause.reason].sentence
+    if cause.detail:
+        sentence = f"{sentence.rstrip('.')} ({cause.detail})."
     return _ERRORS.get(cause.reason, EngineRefusedError)(sentence)
 
 
 def _committed(progress: Progress, summary: SnapshotSummary) -> Progress:
-    before = progress.best.tokens_restorable if progress.best else -1
-    grew = summary.tokens_restorable > before
+    best = progress.best
+    grew = best is None or _extent(summary) > _extent(best)
     return replace(
         progress,
         best=summary if grew else progress.best,
@@ -97,6 +112,11 @@ def _committed(progress: Progress, summary: SnapshotSummary) -> Progress:
         repeats=0,
         done=not grew or summary.tokens_restorable >= progress.asked_tokens,
     )
+
+
+def _extent(summary: SnapshotSummary) -> tuple[int, int]:
+    # With windows, what comes before the newest one restores nothing by itself.
+    return summary.tokens_restorable, summary.chunks
 
 
 def _refused(progress: Progress, end: RoundEnd) -> Progress:

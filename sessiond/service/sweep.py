@@ -38,7 +38,7 @@ _LONGEST_RETRY_S = 3600.0
 
 @dataclass(frozen=True)
 class _Retry:
-    """When a session whose suspend failed is swept again."""
+    """When a session whose suspend failed, or left something out, is swept again."""
 
     at_unix_s: float
     wait_s: float
@@ -105,11 +105,10 @@ class Sweeper:
         """Return the watched sessions that are in an engine, and forget the others."""
         keys = self._context.watchlist.keys()
         sessions = await self._context.blocking(self._context.registry.sessions_for_sweep, keys)
-        views = [
-            view
-            for view in await self._catalogue.views(tuple(sessions))
-            if view.state in _IN_ENGINE
-        ]
+        seen = await self._catalogue.views(tuple(sessions))
+        for view in seen:
+            await self._catalogue.trail.note(view.session, view.presence)
+        views = [view for view in seen if view.state in _IN_ENGINE]
         kept = {(view.session.tenant, view.session.session_id) for view in views}
         self._context.watchlist.drop((key for key in keys if key not in kept), now_unix_s)
         self._retries = {
@@ -143,20 +142,27 @@ class Sweeper:
         except SessiondError as error:
             _log.warning("the sweep could not suspend a session: %s", error.message)
             return self._failed(session.tenant, session.session_id)
-        if operation.status is OperationStatus.SUCCEEDED:
+        if operation.status is not OperationStatus.SUCCEEDED:
+            return self._failed(session.tenant, session.session_id)
+        if operation.result and operation.result.get("missing_tokens"):
+            # What was evicted will not come back; what had no room may have some later.
+            self._postpone(_key_of(view))
+        else:
             self._retries.pop(_key_of(view), None)
-            if view.presence:
-                self._done_unix_s[_key_of(view)] = view.presence.idle_since_unix_s
-            return True
-        return self._failed(session.tenant, session.session_id)
+        if view.presence:
+            self._done_unix_s[_key_of(view)] = view.presence.idle_since_unix_s
+        return True
 
     def _failed(self, *key: *Key) -> bool:
+        self._postpone(key)
+        return False
+
+    def _postpone(self, key: Key) -> None:
         earlier = self._retries.get(key)
         wait_s = self._context.limits.sweep_retry_s
         if earlier:  # each attempt leaves an operation and an event, and may measure the store
             wait_s = min(2 * earlier.wait_s, max(wait_s, _LONGEST_RETRY_S))
         self._retries[key] = _Retry(self._context.now() + wait_s, wait_s)
-        return False
 
     def _all_keys(self) -> list[Key]:
         return [

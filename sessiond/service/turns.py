@@ -1,4 +1,4 @@
-"""Tickets for turns, and the look ahead that says what one would find."""
+"""Tickets for turns, and what they are expected to find."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from sessiond.domain.tickets import CLOCK_SLACK_S, TICKET_PARAM
+from sessiond.domain.tickets import CLOCK_SLACK_S, PROMPT_PARAM, TICKET_PARAM
+from sessiond.service.continuation import Continuer
 from sessiond.service.permits import Permit, Purpose
 from sessiond.service.resume import Prospect, Resumer
 
 if TYPE_CHECKING:
+    from sessiond.domain.canonical import JsonValue
+    from sessiond.domain.continuation import Chat, Continuation
     from sessiond.domain.engines import EngineInfo
-    from sessiond.domain.fingerprint import Mismatch
     from sessiond.domain.ids import SessionId, TenantId
     from sessiond.domain.reasons import Cause
     from sessiond.service.catalogue import Catalogue, View
@@ -34,28 +36,19 @@ class TurnTicket:
 
     permit: Permit
     engine: EngineInfo
+    model: str  #: that the turn names
     plan: TurnPlan
     causes: tuple[Cause, ...]
     generation: int  #: that the turn may load; 0: none
+    continuation: Continuation | None = None  #: if one was asked for
 
     @property
-    def kv_transfer_params(self) -> dict[str, str]:
-        """The request field that carries the ticket."""
-        return {TICKET_PARAM: self.permit.ticket}
-
-
-@dataclass(frozen=True)
-class Probe:
-    """What a resume would find, without doing it."""
-
-    engine: EngineInfo
-    plan: TurnPlan
-    causes: tuple[Cause, ...]
-    mismatches: tuple[Mismatch, ...]
-    generation: int
-    tokens_total: int
-    tokens_restorable: int
-    tokens_loadable: int  #: on this engine
+    def kv_transfer_params(self) -> dict[str, JsonValue]:
+        """The request field that carries the ticket, and vLLM's own one for the prompt."""
+        params: dict[str, JsonValue] = {TICKET_PARAM: self.permit.ticket}
+        if self.continuation and self.continuation.prompt is not None:
+            params[PROMPT_PARAM] = list(self.continuation.prompt)
+        return params
 
 
 class Turns:
@@ -63,63 +56,75 @@ class Turns:
 
     def __init__(self, context: Context, snapshots: Snapshots, catalogue: Catalogue) -> None:
         self._context = context
+        self._continuer = Continuer(context.client)
         self._catalogue = catalogue
         self._resumer = Resumer(context, snapshots)
 
-    async def ticket(self, tenant: TenantId, session_id: SessionId) -> TurnTicket:
+    async def ticket(
+        self, tenant: TenantId, session_id: SessionId, chat: Chat | None = None, model: str = ""
+    ) -> TurnTicket:
         """Return a permit for one turn.
 
+        :param model: what the turn names as its model; empty: what the session is for
+        :param chat: what the turn's prompt is rendered from, to continue with the session's own
+            tokens where they have the same text
         :raises SessionNotFoundError: there is no such session.
         :raises UnavailableError: no engine can serve it.
         """
         view = await self._catalogue.show(tenant, session_id)
-        prospect = await self._resumer.look(view.session)
+        await self._catalogue.trail.note(view.session, view.presence)
+        prospect = await self._resumer.look(view.session, model or view.session.model)
         manifest = prospect.manifest
         generation = manifest.generation if manifest else 0
         restorable_tokens = manifest.restorable_tokens if manifest else 0
-        purpose = Purpose(tenant, session_id, prospect.engine, generation, restorable_tokens)
+        purpose = Purpose(
+            tenant,
+            session_id,
+            prospect.engine,
+            generation,
+            restorable_tokens,
+            prospect.adapter_digest,
+        )
         permit = self._context.signer.turn(purpose, self._context.now())
         until_unix_s = permit.expires_unix_s + CLOCK_SLACK_S
         self._context.watchlist.add((tenant, session_id), until_unix_s)
         return TurnTicket(
             permit=permit,
             engine=prospect.engine,
-            plan=_plan(view, prospect),
-            causes=_causes(view, prospect),
+            model=prospect.model,
+            plan=plan_of(view, prospect),
+            causes=causes_of(view, prospect),
             generation=generation,
+            continuation=await self._continued(prospect, chat) if chat else None,
         )
 
-    async def probe(self, tenant: TenantId, session_id: SessionId) -> Probe:
-        """Look at what a resume would find; changes nothing.
-
-        :raises SessionNotFoundError: there is no such session.
-        :raises UnavailableError: no engine can serve it.
-        """
-        view = await self._catalogue.show(tenant, session_id)
-        prospect = await self._resumer.look(view.session)
-        manifest = prospect.readable.manifest
-        found = prospect.compatibility
-        return Probe(
-            engine=prospect.engine,
-            plan=_plan(view, prospect),
-            causes=_causes(view, prospect),
-            mismatches=found.mismatches if found else (),
-            generation=manifest.generation if manifest else 0,
-            tokens_total=len(manifest.tokens) if manifest else 0,
-            tokens_restorable=manifest.restorable_tokens if manifest else 0,
-            tokens_loadable=prospect.target_tokens,
-        )
+    async def _continued(self, prospect: Prospect, chat: Chat) -> Continuation:
+        located = await self._context.engines.locate(prospect.session)
+        here = located is not None and located.engine.engine_id == prospect.engine.engine_id
+        main = located.head.main if located and here else None
+        known = [
+            one.tokens
+            for one in (main, prospect.manifest)
+            if one is not None and one.adapter_digest == prospect.adapter_digest
+        ]
+        # After a resume, the head has the whole chunks only, and the snapshot the rest as well.
+        longest_first = sorted(known, key=len, reverse=True)
+        return await self._continuer.find(prospect.engine, longest_first, chat)
 
 
-def _plan(view: View, prospect: Prospect) -> TurnPlan:
+def plan_of(view: View, prospect: Prospect) -> TurnPlan:
+    """Return what a turn on the prospect's engine is expected to do."""
     presence = view.presence
-    if presence and presence.engine_id == prospect.engine.engine_id:
+    here = presence is not None and presence.engine_id == prospect.engine.engine_id
+    same = presence is not None and presence.adapter_digest in (None, prospect.adapter_digest)
+    if here and same and not prospect.hindrances:
         return TurnPlan.WARM
     return TurnPlan.LOAD if prospect.target_tokens else TurnPlan.RECOMPUTE
 
 
-def _causes(view: View, prospect: Prospect) -> tuple[Cause, ...]:
+def causes_of(view: View, prospect: Prospect) -> tuple[Cause, ...]:
+    """Return why it does not use all of the session's context."""
     # A session that was never suspended lacks nothing while its KV is in the engine.
     never = prospect.readable.manifest is None and view.session.snapshot is None
-    warm = _plan(view, prospect) is TurnPlan.WARM
-    return () if never and warm else prospect.causes
+    warm = plan_of(view, prospect) is TurnPlan.WARM
+    return prospect.hindrances if never and warm else prospect.causes

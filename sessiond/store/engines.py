@@ -6,7 +6,7 @@ import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Self
 
-from sessiond.domain.engines import EngineInfo, SharedFile
+from sessiond.domain.engines import EngineInfo, ServedAdapter, SharedFile
 from sessiond.domain.errors import ConfigurationError, EngineNotFoundError, StoreError
 from sessiond.domain.fingerprint import Fingerprint
 from sessiond.domain.ids import EngineId
@@ -168,6 +168,14 @@ def unpack_engine(data: bytes, keys: KeyRing) -> EngineInfo:
             for file in fields.objects("shared_files")
         ),
         tier_off=fields.text("tier_off"),
+        tier_off_reason=fields.text("tier_off_reason"),
+        attestable=fields.flag("attestable"),
+        resets=fields.count("resets"),
+        adapters=tuple(
+            ServedAdapter(adapter.text("name"), adapter.text("digest"), adapter.text("unproven"))
+            for adapter in fields.objects("adapters")
+        ),
+        keeps_replies=fields.flag("keeps_replies"),
     )
 
 

@@ -27,6 +27,10 @@ class Fields:
         value = self._value(name)
         return value if isinstance(value, str) else self._refuse(name)
 
+    def later_text(self, name: str) -> str:
+        """Return a string that files of earlier versions lack; there it is empty."""
+        return self.text(name) if name in self._values else ""
+
     def number(self, name: str) -> float:
         """Return a number, as a float."""
         value = self._value(name)
@@ -57,12 +61,13 @@ class Fields:
         value = self._value(name)
         return value if isinstance(value, dict) else self._refuse(name)
 
+    def mappings(self, name: str) -> list[Mapping[str, Any]]:
+        """Return a list of objects, as they are."""
+        return [item if isinstance(item, dict) else self._refuse(name) for item in self._list(name)]
+
     def objects(self, name: str) -> list[Fields]:
         """Return a list of objects."""
-        return [
-            Fields(item) if isinstance(item, dict) else self._refuse(name)
-            for item in self._list(name)
-        ]
+        return [Fields(item) for item in self.mappings(name)]
 
     def texts(self, name: str) -> list[str]:
         """Return a list of strings."""

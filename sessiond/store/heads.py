@@ -6,12 +6,15 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from sessiond.domain.errors import StoreCorruptError
-from sessiond.domain.heads import Branch, Head, TurnSplit
+from sessiond.domain.heads import Branch, Head, LastTurn, TurnSplit
+from sessiond.domain.reasons import Cause
 from sessiond.domain.tokens import TOKEN_BYTES, TokenIds, from_bytes, to_bytes
 from sessiond.store import sealed
 from sessiond.store.fields import Fields
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sessiond.domain.canonical import JsonValue
     from sessiond.domain.keys import KeyRing
 
@@ -31,12 +34,15 @@ def pack_head(head: Head, keys: KeyRing) -> bytes:
             {
                 "tokens": len(branch.tokens),
                 "adapter_digest": branch.adapter_digest,
+                "adapter_name": branch.adapter_name,
                 "cache_salt_hash": branch.cache_salt_hash,
                 "updated_unix_s": branch.updated_unix_s,
                 "split": asdict(branch.split),
             }
             for branch in head.branches
         ],
+        "last_turn": head.last_turn.as_json() if head.last_turn else None,
+        "unkept": head.unkept,
     }
     tokens = b"".join(to_bytes(branch.tokens) for branch in head.branches)
     return sealed.pack(sealed.Sealed(sealed.Kind.HEAD, values, {_TOKENS: tokens}), keys)
@@ -69,22 +75,44 @@ def head_of(contents: sealed.Sealed) -> Head:
         turns_in_flight=fields.count("turns_in_flight"),
         updated_unix_s=fields.number("updated_unix_s"),
         branches=tuple(map(_branch, branches, tokens)),
+        # Heads of earlier versions lack these two.
+        last_turn=_last_turn(contents.values),
+        unkept=fields.later_text("unkept"),
+    )
+
+
+def _last_turn(values: Mapping[str, JsonValue]) -> LastTurn | None:
+    if values.get("last_turn") is None:
+        return None
+    fields = Fields(Fields(values).mapping("last_turn"))
+    diverged_at = fields.optional_number("diverged_at_token")
+    return LastTurn(
+        ended_unix_s=fields.number("ended_unix_s"),
+        split=_turn_split(Fields(fields.mapping("split"))),
+        tokens_total=fields.count("tokens_total"),
+        tokens_restorable=fields.count("tokens_restorable"),
+        diverged_at_token=None if diverged_at is None else fields.count("diverged_at_token"),
+        causes=tuple(map(Cause.from_json, fields.mappings("causes"))),
     )
 
 
 def _branch(fields: Fields, tokens: TokenIds[int]) -> Branch:
-    split = Fields(fields.mapping("split"))
     return Branch(
         tokens=tokens,
         adapter_digest=fields.text("adapter_digest"),
         cache_salt_hash=fields.text("cache_salt_hash"),
         updated_unix_s=fields.number("updated_unix_s"),
-        split=TurnSplit(
-            prompt_tokens=split.count("prompt_tokens"),
-            vram_tokens=split.count("vram_tokens"),
-            ram_tokens=split.count("ram_tokens"),
-            disk_tokens=split.count("disk_tokens"),
-        ),
+        split=_turn_split(Fields(fields.mapping("split"))),
+        adapter_name=fields.later_text("adapter_name"),
+    )
+
+
+def _turn_split(fields: Fields) -> TurnSplit:
+    return TurnSplit(
+        prompt_tokens=fields.count("prompt_tokens"),
+        vram_tokens=fields.count("vram_tokens"),
+        ram_tokens=fields.count("ram_tokens"),
+        disk_tokens=fields.count("disk_tokens"),
     )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from sessiond.domain.errors import StoreCorruptError
 from sessiond.domain.fingerprint import Fingerprint
 from sessiond.domain.ids import SegmentId, SessionId, TenantId, is_hex_id
+from sessiond.domain.kvgroups import MAX_GROUPS
 from sessiond.domain.snapshot import ChunkRecord, Manifest
 from sessiond.domain.tokens import TOKEN_BYTES, from_bytes, to_bytes
 from sessiond.store import sealed
@@ -111,12 +112,16 @@ def fault_of(manifest: Manifest) -> str:
         return "its chunks hold no tokens"
     if any(_impossible(chunk, len(manifest.tokens)) for chunk in manifest.chunks):
         return "it describes an impossible chunk"
-    return _gap_of(manifest.chunks)
+    windows = manifest.groups.windows_chunks
+    full = [chunk for chunk in manifest.chunks if not windows[chunk.group]]
+    windowed = [chunk for chunk in manifest.chunks if windows[chunk.group]]
+    return _gap_of(full) or _misplaced(windowed, manifest.chunk_tokens)
 
 
 def _impossible(chunk: ChunkRecord, tokens: int) -> bool:
     return not (
         is_hex_id(chunk.segment_id)
+        and chunk.group < MAX_GROUPS
         and chunk.start_token < chunk.end_token <= tokens
         and chunk.offset_bytes % ALIGNMENT_BYTES == 0
         and chunk.offset_bytes >= HEADER_BYTES
@@ -124,8 +129,8 @@ def _impossible(chunk: ChunkRecord, tokens: int) -> bool:
     )
 
 
-def _gap_of(chunks: tuple[ChunkRecord, ...]) -> str:
-    """Snapshots are gapless from token 0 in every group."""
+def _gap_of(chunks: list[ChunkRecord]) -> str:
+    """Snapshots are gapless from token 0 in every group of full attention."""
     by_group: dict[int, list[ChunkRecord]] = defaultdict(list)
     for chunk in chunks:
         by_group[chunk.group].append(chunk)
@@ -135,6 +140,17 @@ def _gap_of(chunks: tuple[ChunkRecord, ...]) -> str:
         if members[0].start_token != 0 or not joined:
             return f"group {group} has a gap"
     return ""
+
+
+def _misplaced(chunks: list[ChunkRecord], chunk_tokens: int) -> str:
+    """Of a group with a window, some chunks are there, each once and in its place."""
+    places = {(chunk.group, chunk.start_token) for chunk in chunks}
+    whole = all(
+        chunk.start_token % chunk_tokens == 0
+        and chunk.end_token == chunk.start_token + chunk_tokens
+        for chunk in chunks
+    )
+    return "" if whole and len(places) == len(chunks) else "a windowed group's chunk is misplaced"
 
 
 def _pack_record(chunk: ChunkRecord, places: dict[SegmentId, int]) -> bytes:

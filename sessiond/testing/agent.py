@@ -28,10 +28,14 @@ class Turn:
 
 
 class Agent:
-    """An agent with one session."""
+    """An agent with one session.
+
+    :ivar model: the name under which the engine serves its model
+    """
 
     def __init__(self, session_id: str, daemon_port: int, engine_port: int) -> None:
         self.session_id = session_id
+        self.model = SERVED_NAME
         self._daemon = httpx.Client(base_url=f"http://127.0.0.1:{daemon_port}", timeout=_TIMEOUT_S)
         self._engine = httpx.Client(base_url=f"http://127.0.0.1:{engine_port}", timeout=_TIMEOUT_S)
 
@@ -40,13 +44,21 @@ class Agent:
         self._daemon.close()
         self._engine.close()
 
-    def create_session(self) -> None:
-        """Create the session."""
-        self._call("POST", "/v1/sessions", {"session_id": self.session_id})
+    def create_session(self, model: str = "") -> None:
+        """Create the session, for engines that serve *model* (empty: any)."""
+        self._call("POST", "/v1/sessions", {"session_id": self.session_id, "model": model})
 
-    def ticket(self) -> dict[str, Any]:
+    def ticket(self, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return a ticket for one turn: what goes into the request, and the plan."""
-        return self._call("POST", f"/v1/sessions/{self.session_id}/ticket")
+        return self._call("POST", f"/v1/sessions/{self.session_id}/ticket", body)
+
+    def show(self) -> dict[str, Any]:
+        """Return what sessiond shows of the session."""
+        return self._call("GET", f"/v1/sessions/{self.session_id}")
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return the session's audit trail, oldest first."""
+        return list(self._call("GET", f"/v1/sessions/{self.session_id}/events")["events"])
 
     def suspend(self) -> dict[str, Any]:
         """Suspend the session and return the report."""
@@ -59,7 +71,7 @@ class Agent:
     def count_tokens(self, messages: ChatMessages) -> int:
         """Return how many tokens the messages become."""
         answer = self._engine.post(
-            "/tokenize", json={"model": SERVED_NAME, "messages": list(messages)}
+            "/tokenize", json={"model": self.model, "messages": list(messages)}
         )
         return int(answer.raise_for_status().json()["count"])
 
@@ -73,7 +85,7 @@ class Agent:
     ) -> Turn:
         """Take one greedy turn of exactly *tokens* tokens, streamed."""
         body: dict[str, Any] = {
-            "model": SERVED_NAME,
+            "model": self.model,
             "messages": list(messages),
             "max_tokens": tokens,
             "temperature": 0,
@@ -104,16 +116,41 @@ class Agent:
             kv_transfer_params=ticket["kv_transfer_params"],
         )
 
-    def complete(self, prompt: Sequence[int], **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - any field of vLLM
-        """Complete token ids with vLLM, not streamed, and return its whole answer."""
+    def complete(self, prompt: str | Sequence[int], **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - any field of vLLM
+        """Complete text or token ids with vLLM, not streamed, and return its whole answer."""
         body = {
-            "model": SERVED_NAME,
-            "prompt": list(prompt),
+            "model": self.model,
+            "prompt": prompt if isinstance(prompt, str) else list(prompt),
             "max_tokens": 1,
             "temperature": 0,
             **fields,
         }
-        answer = self._engine.post("/v1/completions", json=body)
+        return self._ask("/v1/completions", body)
+
+    def chat(self, messages: ChatMessages, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - any field of vLLM
+        """Complete messages with vLLM, greedily and not streamed, and return its whole answer."""
+        body = {
+            "model": self.model,
+            "messages": list(messages),
+            "temperature": 0,
+            "return_token_ids": True,
+            **fields,
+        }
+        return self._ask("/v1/chat/completions", body)
+
+    def tokenize(self, text: str) -> list[int]:
+        """Return the tokens of *text*, without any template."""
+        body = {"model": self.model, "prompt": text, "add_special_tokens": False}
+        return list(self._ask("/tokenize", body)["tokens"])
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """Return the text of *tokens*."""
+        return str(
+            self._ask("/detokenize", {"model": self.model, "tokens": list(tokens)})["prompt"]
+        )
+
+    def _ask(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        answer = self._engine.post(path, json=body)
         if answer.is_error:
             raise RuntimeError(f"vLLM answers {answer.status_code}: {answer.text}")
         value: dict[str, Any] = answer.json()

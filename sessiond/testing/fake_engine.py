@@ -19,10 +19,14 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from sessiond.connector.attest import RESET, RESET_AGAIN
+from sessiond.connector.fitness import unfit_cause
+from sessiond.connector.requests import ArrivingRequest
+from sessiond.domain.divergence import closest, meet
 from sessiond.domain.engines import EngineInfo
 from sessiond.domain.errors import SnapshotNotFoundError, StoreError, TicketError
 from sessiond.domain.fingerprint import Fingerprint
-from sessiond.domain.heads import Branch, Head, TurnSplit, begin_turn, end_turn
+from sessiond.domain.heads import Branch, Head, LastTurn, TurnSplit, begin_turn, end_turn
 from sessiond.domain.ids import EngineId, SessionId, TenantId, new_hex_id
 from sessiond.domain.keys import salt_hash
 from sessiond.domain.reasons import Cause, Reason
@@ -34,6 +38,7 @@ from sessiond.domain.tokens import (
     token_ids,
     whole_chunk_tokens,
 )
+from sessiond.testing import fake_tokenizer
 from sessiond.testing.fake_kv import FakeKv, KeepError, Wish, fake_fields
 
 if TYPE_CHECKING:
@@ -45,6 +50,7 @@ if TYPE_CHECKING:
     from sessiond.store.store import Store
 
 _VOCABULARY = 50_000
+_NOTHING = {"available_tokens": 0, "loadable_tokens": 0}
 _LIFETIME_S = 60.0
 
 
@@ -60,7 +66,13 @@ class Faults:
     uncounted_tokens: int = 0  #: vLLM reports this many cached tokens too few
     no_details: bool = False  #: vLLM reports no cached tokens
     slow_s: float = 0.0  #: a suspend or resume takes this much longer
+    unrenderable: bool = False  #: the chat template fails
+    drops_spaces: bool = False  #: texts of tokens lack spaces before commas
     stale_heads: int = 0  #: so many commits find that the head moved on
+    unresettable: int = 0  #: so many resets of the caches fail
+    no_reset: bool = False  #: vLLM runs without its development mode
+    changed_files: bool = False  #: an attestation finds other files
+    aborts: set[str] = field(default_factory=set)  #: vLLM aborts them, as a pause does
 
 
 @dataclass(frozen=True)
@@ -70,6 +82,7 @@ class Seen:
     op: str  #: empty without a ticket
     prompt_tokens: int
     cache_salt: str
+    model: str
 
 
 @dataclass
@@ -78,6 +91,7 @@ class _Call:
     salt: str
     max_tokens: int
     ticket: Ticket
+    model: str
 
 
 @dataclass(frozen=True)
@@ -102,6 +116,7 @@ class FakeEngine:
         self.info = _info(url, fake_fields(fields), ram_tier_chunks, now())
         self.faults = Faults()
         self.seen: list[Seen] = []
+        self.replies: list[TokenIds[int]] = []  #: to the next turns; else functions of prompts
         self.aborted: list[str] = []  #: operations whose request was hung up on
         self._store = store
         self._kv = FakeKv(store, self.info)
@@ -113,6 +128,9 @@ class FakeEngine:
             routes=[
                 Route("/health", self._health),
                 Route("/v1/completions", self._completions, methods=["POST"]),
+                Route("/tokenize", self._tokenize, methods=["POST"]),
+                Route("/detokenize", self._detokenize, methods=["POST"]),
+                Route("/reset_prefix_cache", self._reset, methods=["POST"]),
             ]
         )
 
@@ -134,16 +152,51 @@ class FakeEngine:
         for salt, contexts in self._resident.items():
             self._resident[salt] = [tokens[:keep_tokens] for tokens in contexts]
 
+    def reset(self) -> None:
+        """Reset all caches, as sleep and pause do; the snapshot tier is off afterwards."""
+        self._resident.clear()
+        for head in list(self._heads.values()):
+            now = replace(head, branches=(), sequence=head.sequence + 1, updated_unix_s=self._now())
+            self.write_head(now)
+        off = self.info.tier_off or RESET.detail
+        self.update(tier_off=off, attestable=off == RESET.detail, resets=self.info.resets + 1)
+
     def begin_turn(self, tenant: TenantId, session_id: SessionId) -> None:
         """Let a turn be in flight from now on."""
-        self._write_head(begin_turn(self._head(tenant, session_id), self._now()))
+        self.write_head(begin_turn(self._head(tenant, session_id), self._now()))
 
     def end_turn(self, tenant: TenantId, session_id: SessionId) -> None:
         """End a turn that left nothing."""
-        self._write_head(end_turn(self._head(tenant, session_id), None, self._now()))
+        self.write_head(end_turn(self._head(tenant, session_id), None, self._now()))
 
     async def _health(self, _request: Request) -> Response:
         return Response()
+
+    async def _reset(self, request: Request) -> Response:
+        if self.faults.no_reset:
+            return Response(status_code=404)
+        assert request.query_params["reset_external"] == "true"
+        failed = self.faults.unresettable > 0
+        self.faults.unresettable -= failed
+        if not failed:
+            self.reset()
+        return JSONResponse({"success": not failed})
+
+    async def _tokenize(self, request: Request) -> Response:
+        body = await request.json()
+        if self.faults.unrenderable:
+            return JSONResponse({"error": {"message": "The template fails."}}, 400)
+        messages = body.get("messages")
+        tokens = (
+            fake_tokenizer.render(messages) if messages else fake_tokenizer.encode(body["prompt"])
+        )
+        return JSONResponse({"tokens": list(tokens), "count": len(tokens)})
+
+    async def _detokenize(self, request: Request) -> Response:
+        text = fake_tokenizer.decode((await request.json())["tokens"])
+        return JSONResponse(
+            {"prompt": text.replace(" ,", ",") if self.faults.drops_spaces else text}
+        )
 
     async def _completions(self, request: Request) -> Response:
         body = await request.json()
@@ -151,15 +204,20 @@ class FakeEngine:
         text = (body.get("kv_transfer_params") or {}).get(TICKET_PARAM)
         ticket = self._verified(text, salt)
         op = ticket.op.value if ticket else ""
-        self.seen.append(Seen(op, len(prompt), salt))
+        model = str(body.get("model") or self.info.model)
+        self.seen.append(Seen(op, len(prompt), salt, model))
+        if not self.info.serves(model):
+            return JSONResponse({"error": {"message": f"No model {model!r}."}}, 404)
         if op in self.faults.http_errors:
             error = {"error": {"message": f"No. See /var/log/engine/{op}.log."}}
             return JSONResponse(error, self.faults.http_errors[op])
         if op in self.faults.hangs:
             await self._hang(request, op)
+        if op in self.faults.aborts:
+            return JSONResponse(self._aborted())
         if ticket is None or self.faults.no_connector:
             return JSONResponse(self._completion(prompt, salt, 1, None))
-        call = _Call(prompt, salt, int(body.get("max_tokens", 16)), ticket)
+        call = _Call(prompt, salt, int(body.get("max_tokens", 16)), ticket, model)
         response = await self._ticketed(request, call)
         if op in self.faults.lost_answers:
             raise httpx.ReadError("The connection was lost.")
@@ -177,6 +235,9 @@ class FakeEngine:
 
     async def _ticketed(self, request: Request, call: _Call) -> Response:
         op = call.ticket.op
+        unfit = self._unfit_cause(call)
+        if unfit is not None and op is TicketOp.TURN:
+            return self._answer(call, ok=False, causes=(unfit,))
         if op.value in self.faults.refusals:
             return self._answer(call, ok=False, causes=(Cause(self.faults.refusals[op.value]),))
         if op in (TicketOp.COMMIT, TicketOp.OUTCOME):
@@ -188,22 +249,54 @@ class FakeEngine:
             TicketOp.TURN: self._turn,
             TicketOp.SUSPEND: self._suspend,
             TicketOp.RESUME: self._resume,
+            TicketOp.ATTEST: self._attest,
         }
-        ended = await handlers[op](call)
+        ended: _Settled | Response
+        if unfit is not None:
+            ended = _Settled({"committed": False, **_NOTHING}, (unfit,))
+            self._settle(call.ticket, ended)
+        else:
+            ended = await handlers[op](call)
         if isinstance(ended, Response):
             return ended
         await self._hang(request, op.value)
         raise AssertionError("unreachable")
 
+    def _unfit_cause(self, call: _Call) -> Cause | None:
+        arriving = ArrivingRequest(
+            request_id="",
+            tokens=call.prompt,
+            kv_transfer_params=None,
+            cache_salt=call.salt,
+            adapter=self.info.adapter(call.model),
+            plain_text=True,
+        )
+        return unfit_cause(call.ticket, arriving)
+
     async def _turn(self, call: _Call) -> Response:
         key = TenantId(call.ticket.tenant), SessionId(call.ticket.session)
         self.begin_turn(*key)
         split = self._split(call)
-        reply = _reply(call.prompt, call.max_tokens)
+        reply = self.replies.pop(0) if self.replies else _reply(call.prompt, call.max_tokens)
         tokens = call.prompt + reply
         self._resident.setdefault(call.salt, []).append(tokens[:-1])
-        branch = Branch(tokens, "", salt_hash(call.salt), self._now(), split)
-        self._write_head(end_turn(self._head(*key), branch, self._now()))
+        branch = Branch(
+            tokens=tokens,
+            adapter_digest=call.ticket.adapter_digest,
+            cache_salt_hash=salt_hash(call.salt),
+            updated_unix_s=self._now(),
+            split=split,
+            adapter_name=call.model if call.ticket.adapter_digest else "",
+        )
+        head = self._head(*key)
+        met = closest(meet(call.prompt, one.tokens) for one in head.branches)
+        turn = LastTurn(
+            ended_unix_s=self._now(),
+            split=split,
+            tokens_total=met.tokens_total if met else 0,
+            diverged_at_token=met.diverged_at_token if met else None,
+        )
+        self.write_head(end_turn(head, branch, self._now(), turn))
         return self._answer(call, split=split, facts={"generation": call.ticket.generation})
 
     async def _suspend(self, call: _Call) -> _Settled | Response:
@@ -220,6 +313,8 @@ class FakeEngine:
         facts = {"committed": False, "available_tokens": resident}
         if head.turns_in_flight:
             return _Settled(facts, (Cause(Reason.TURN_IN_FLIGHT),))
+        if self.info.tier_off:
+            return _Settled(facts, (Cause(Reason.TIER_OFF, self.info.tier_off),))
         digests = [head_digest(branch.tokens) for branch in head.branches]
         if self.faults.stale_heads or call.ticket.head_digest not in digests:
             self.faults.stale_heads = max(0, self.faults.stale_heads - 1)
@@ -237,7 +332,14 @@ class FakeEngine:
             if head_digest(branch.tokens) == ticket.head_digest
         )
         chunks = asked // self.info.chunk_tokens
-        wish = Wish(head_tenant(head), head_session(head), ticket.generation, tokens, chunks)
+        wish = Wish(
+            head_tenant(head),
+            head_session(head),
+            ticket.generation,
+            tokens,
+            chunks,
+            ticket.adapter_digest,
+        )
         try:
             kept = self._kv.keep(wish, self.info.ram_tier_chunks)
         except KeepError as error:
@@ -245,6 +347,21 @@ class FakeEngine:
             return _Settled(facts, (Cause(error.reason),))
         told = kept.facts(time.monotonic() - started_s)
         return _Settled({"committed": True, "available_tokens": resident, **told})
+
+    async def _attest(self, call: _Call) -> Response:
+        causes = self._refused_attestation(call.ticket)
+        if not causes:
+            self.update(tier_off="", attestable=False)
+        return self._answer(call, facts={"tier_on": not causes}, causes=causes)
+
+    def _refused_attestation(self, ticket: Ticket) -> tuple[Cause, ...]:
+        if not self.info.attestable:
+            return (Cause(Reason.TIER_OFF, self.info.tier_off),)
+        if ticket.generation != self.info.resets:
+            return (RESET_AGAIN,)
+        if self.faults.changed_files:
+            return (Cause(Reason.TIER_OFF, "changed since the engine started: model"),)
+        return ()
 
     async def _resume(self, call: _Call) -> _Settled | Response:
         split, reason = self._look(call)
@@ -329,6 +446,9 @@ class FakeEngine:
         choice = {"index": 0, "text": "", "token_ids": list(_reply(prompt, max_tokens))}
         return {"model": self.info.model, "choices": [choice], "usage": usage}
 
+    def _aborted(self) -> dict[str, Any]:
+        return {"model": self.info.model, "choices": [{"index": 0, "finish_reason": "abort"}]}
+
     async def _hang(self, request: Request, op: str) -> None:
         """Hold a request until its sender hangs up."""
         try:
@@ -349,7 +469,8 @@ class FakeEngine:
         empty = Head(tenant, session_id, self.info.engine_id, 0, 0, self._now(), ())
         return self._heads.get((tenant, session_id), empty)
 
-    def _write_head(self, head: Head) -> None:
+    def write_head(self, head: Head) -> None:
+        """Let the engine know, and tell, this of a session."""
         self._heads[head.tenant, head.session] = head
         self._store.write_head(head)
 

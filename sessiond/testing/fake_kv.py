@@ -86,6 +86,7 @@ class Wish:
     generation: int
     tokens: TokenIds[int]
     chunks: int
+    adapter_digest: str = ""
 
 
 class FakeKv:
@@ -136,7 +137,7 @@ class FakeKv:
             generation=wish.generation,
             parent_generation=parent.generation if parent else 0,
             engine_id=self._info.engine_id,
-            adapter_digest="",
+            adapter_digest=wish.adapter_digest,
             created_unix_s=time.time(),
             fingerprint=self._info.fingerprint,
             chunk_tokens=self._info.chunk_tokens,

@@ -11,7 +11,7 @@ from sessiond.connector import coordinator, loads, moverwatch, settlements
 from sessiond.connector.mover import protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from sessiond.domain.reasons import Cause
 
@@ -113,20 +113,21 @@ class FakeMover:
         """Answer at the next poll."""
         self._answers.append(message)
 
-    def open_load(self, chunks: int, *causes: Cause) -> None:
-        """Answer the newest :class:`OpenLoad`."""
+    def open_load(self, chunks: int | Sequence[int], *causes: Cause) -> None:
+        """Answer the newest :class:`OpenLoad`; *chunks*: numbers, or how many leading ones."""
         asked = self.told(protocol.OpenLoad)[-1]
-        self.answer(protocol.LoadOpened(asked.plan_id, chunks, _as_json(causes)))
+        self.answer(protocol.LoadOpened(asked.plan_id, _numbers(chunks), _as_json(causes)))
 
     def end_load(self, *causes: Cause, failed: frozenset[int] = frozenset()) -> None:
         """Answer the newest :class:`Load`."""
         asked = self.told(protocol.Load)[-1]
         self.answer(protocol.LoadDone(asked.job_id, sorted(failed), _as_json(causes), 0.5, 700))
 
-    def open_suspend(self, durable_chunks: int = 0, *causes: Cause) -> None:
-        """Answer the newest :class:`OpenSuspend`."""
+    def open_suspend(self, durable_chunks: int | Sequence[int] = 0, *causes: Cause) -> None:
+        """Answer the newest :class:`OpenSuspend`; as :meth:`open_load`."""
         asked = self.told(protocol.OpenSuspend)[-1]
-        self.answer(protocol.SuspendOpened(asked.plan_id, durable_chunks, _as_json(causes)))
+        durable = _numbers(durable_chunks)
+        self.answer(protocol.SuspendOpened(asked.plan_id, durable, _as_json(causes)))
 
     def end_store(self, *causes: Cause) -> None:
         """Answer the newest :class:`Store`."""
@@ -162,6 +163,10 @@ class FakeMovers:
     def newest(self) -> FakeMover:
         """The one that was started last."""
         return self.all[-1]
+
+
+def _numbers(chunks: int | Sequence[int]) -> list[int]:
+    return list(range(chunks)) if isinstance(chunks, int) else list(chunks)
 
 
 def _as_json(causes: tuple[Cause, ...]) -> list[dict[str, object]]:

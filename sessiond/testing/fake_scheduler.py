@@ -11,15 +11,17 @@ from sessiond.connector.headbook import HeadBook
 from sessiond.connector.limits import Limits
 from sessiond.connector.mover import protocol
 from sessiond.connector.requests import ArrivingRequest, FinishedRequest
+from sessiond.domain.engines import ServedAdapter
 from sessiond.domain.keys import salt_hash
 from sessiond.domain.tickets import TICKET_PARAM, Ticket, TicketOp, sign
 from sessiond.domain.tokens import TokenIds, head_digest, token_ids
 from sessiond.testing.fake_mover import FakeMovers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
-    from sessiond.connector.moverwatch import JobDone, MoverLink
+    from sessiond.connector.awaited import Awaited, StartMover
+    from sessiond.connector.moverwatch import JobDone
     from sessiond.testing.fake_mover import FakeMover
 
 ENGINE_ID = "e" * 32
@@ -53,12 +55,12 @@ def tokens_of(chunks: int, extra: int = 1, first: int = 0) -> TokenIds[int]:
 
 @dataclass
 class FakeScheduler:
-    """One engine without vLLM. Chunks are named by the token at which they end, as there."""
+    """One engine without vLLM. Chunks are named by their numbers."""
 
     clock: Clock
     movers: FakeMovers = field(default_factory=FakeMovers)
     limits: Limits = LIMITS
-    start_mover: Callable[[], MoverLink] | None = None  #: a real one, instead of a scripted one
+    start_mover: StartMover | Awaited | None = None  #: a real one, instead of a scripted one
 
     def __post_init__(self) -> None:
         heads = HeadBook(ENGINE_ID, limit_tokens=10_000)
@@ -96,7 +98,7 @@ class FakeScheduler:
         tokens: TokenIds[int],
         *,
         cache_salt: str | None = SALT,
-        adapter: str | None = None,
+        adapter: ServedAdapter | None = None,
         plain_text: bool = True,
     ) -> str:
         """Let a request arrive; returns its id."""
@@ -174,20 +176,19 @@ class FakeScheduler:
 
     def load(self, job_id: int, request_id: str, chunks: Iterable[int]) -> None:
         """Promote chunks into slots of the same numbers."""
-        self.coordinator.load(job_id, request_id, [(_end(chunk), chunk) for chunk in chunks])
+        self.coordinator.load(job_id, request_id, [(chunk, chunk) for chunk in chunks])
 
     def store(self, job_id: int, request_id: str, chunks: Iterable[int]) -> None:
         """Hand chunks over, from slots of the same numbers."""
-        self.coordinator.store(job_id, request_id, [(_end(chunk), chunk) for chunk in chunks])
+        self.coordinator.store(job_id, request_id, [(chunk, chunk) for chunk in chunks])
 
     def offered(self, request_id: str, chunks: Iterable[int]) -> list[int]:
         """Return those of the chunks that could come from disk."""
-        return [chunk for chunk in chunks if self.coordinator.offers(request_id, _end(chunk))]
+        return [chunk for chunk in chunks if self.coordinator.offers(request_id, chunk)]
 
     def storable(self, request_id: str, chunks: Iterable[int]) -> list[int]:
         """Return those of the chunks that are worth handing over."""
-        ends = self.coordinator.storable(request_id, [_end(chunk) for chunk in chunks])
-        return sorted(end // CHUNK_TOKENS - 1 for end in ends)
+        return sorted(self.coordinator.storable(request_id, list(chunks)))
 
     def done(self) -> list[JobDone]:
         """Return the jobs that ended."""
@@ -197,7 +198,3 @@ class FakeScheduler:
         """Return what the newest mover was told last of a session's head."""
         told = self.mover.told(protocol.WriteHead)
         return [message for message in told if message.session == session][-1]
-
-
-def _end(chunk: int) -> int:
-    return (chunk + 1) * CHUNK_TOKENS

@@ -208,7 +208,8 @@ class MoverRig:
     ) -> protocol.SuspendFinished:
         """Do a whole suspend; chunk *n* lies in slot *n* and was made from seed *n*."""
         opened = self.open_suspend(session, tokens, generation)
-        new = range(opened.durable_chunks, len(tokens) // CHUNK_TOKENS)
+        whole = range(len(tokens) // CHUNK_TOKENS)
+        new = [chunk for chunk in whole if chunk not in opened.durable_chunks]
         for chunk in new:
             self.fill(chunk, seed=chunk)
         self.store_chunks(opened.plan_id, [(chunk, chunk) for chunk in new])

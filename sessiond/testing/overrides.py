@@ -49,6 +49,9 @@ NOT_INJECTED = {
     "Coordinator._handled": "no override: one answer of the mover; cut in test_overrides.py",
     "Coordinator._give_up": "the net under Coordinator._handled",
     "SnapshotTier._end_jobs": "the net under SnapshotTier._drained",
+    "SessionConnector._layers": "runs once, before an engine is ready: test_connector.py",
+    "SessionConnector._identify": "runs once, before an engine is ready: test_connector.py",
+    "Identity._judged": "no override: runs once for each engine; cut in test_identity.py",
     "SnapshotTier.first_half": "runs only when two suspends meet in the RAM tier",
 }
 
@@ -60,6 +63,8 @@ _AT_START = "an engine that cannot be set up must not start"
 UNGUARDED = {
     "SessionConnector.__init__": _AT_START,
     "SessionConnector._start": _AT_START,
+    "SessionConnector.get_handshake_metadata": _OWN_PARTS_ARE_GUARDED,
+    "SessionConnector.set_xfer_handshake_metadata_pp_aware": _OWN_PARTS_ARE_GUARDED,
     "SessionConnector.on_new_request": _OWN_PARTS_ARE_GUARDED,
     "SessionConnector.get_num_new_matched_tokens": _OWN_PARTS_ARE_GUARDED,
     "SessionConnector.update_state_after_alloc": _OWN_PARTS_ARE_GUARDED,

@@ -24,6 +24,7 @@ from sessiond.app.main import COMMANDS
 from sessiond.app.wiring import open_daemon
 from sessiond.connector.settings import SETTING_MEANINGS, ConnectorSettings
 from sessiond.domain import errors
+from sessiond.domain.architectures import KV_KINDS
 from sessiond.domain.errors import SessiondError
 from sessiond.domain.reasons import EXPLANATIONS, Reason
 from sessiond_cli.exits import MEANINGS, STATUS
@@ -62,6 +63,12 @@ _REASONS: Final = """\
 Why KV was not kept or not used again. They are in the answers of suspend, resume, probe and
 ticket, in events, in logs and in metrics.
 """
+_KINDS: Final = """\
+The classes of vLLM that keep KV, and in brackets what is unusual about them. golden: on the real
+engine, tokens after suspend, SIGKILL and resume were those without interruption. refused: an engine
+with such a group does not start with sessiond, nor one with a class or a form that is not listed.
+`GET /v1/engines/ENGINE` shows an engine's own.
+"""
 _ROUTES: Final = """\
 The daemon describes them with all fields and examples at `/docs` and `/openapi.json`. All
 below `/v1` need `Authorization: Bearer TOKEN` if tokens are configured.
@@ -79,6 +86,7 @@ def render() -> str:
         ("Exit statuses of sessionctl", "", _exit_statuses()),
         ("Error codes", _ERRORS, _errors()),
         ("Reason codes", _REASONS, _reasons()),
+        ("Kinds of KV groups", _KINDS, _kinds()),
         ("REST routes", _ROUTES, _routes()),
         ("Metrics", "", _metrics()),
     )
@@ -245,6 +253,13 @@ def _reasons() -> str:
         for reason in Reason
     ]
     return _table(("code", "meaning", "what to do"), rows)
+
+
+def _kinds() -> str:
+    rows = [
+        (f"`{known.kind}`", known.what, known.support.value, known.sentence) for known in KV_KINDS
+    ]
+    return _table(("kind", "what it is", "support", "why"), rows)
 
 
 def _routes() -> str:

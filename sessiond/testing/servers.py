@@ -183,17 +183,21 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def engine_server(
+def engine_server(  # noqa: PLR0913 - what one process is started with
     model: Path,
     log: Path,
     *,
     port: int,
     env: Mapping[str, str],
     options: Sequence[str] = (),
+    python: str = sys.executable,
 ) -> Server:
-    """Start ``sessiond engine`` on the CPU; not yet ready when returned."""
+    """Start ``sessiond engine`` on the CPU; not yet ready when returned.
+
+    :param python: of the environment whose vLLM it is
+    """
     command = [
-        sys.executable,
+        python,
         "-m",
         "sessiond.app.main",
         "engine",

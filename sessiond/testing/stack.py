@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -10,12 +11,16 @@ from typing import Self
 
 import httpx
 
+from sessiond.domain.keys import KeyRing
+from sessiond.store.keyfile import load_server_key
+from sessiond.store.store import Store
 from sessiond.testing.servers import (
     Server,
     daemon_server,
     engine_server,
     free_port,
     plain_engine_server,
+    session_members,
 )
 
 _POLL_S = 0.1
@@ -87,18 +92,28 @@ class Stack:
         return server.wait_ready()
 
     def start_engine(
-        self, model: Path, options: Sequence[str] = (), env: Mapping[str, str] | None = None
+        self,
+        model: Path,
+        options: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        python: str = sys.executable,
     ) -> Server:
-        """Start ``sessiond engine``."""
-        return self._run(
+        """Start ``sessiond engine``, with the vLLM of *python*'s environment.
+
+        It serves before it has read its files for the first time; that is waited for, too.
+        """
+        server = self._run(
             engine_server(
                 model,
                 self._next_log("engine"),
                 port=self.engine_port,
                 env={**self.env, **(env or {})},
                 options=("--served-model-name", SERVED_NAME, *options),
+                python=python,
             )
         )
+        self._wait_identified()
+        return server
 
     def start_plain_engine(self, model: Path, options: Sequence[str] = ()) -> Server:
         """Start vLLM without sessiond: an engine that never saw a snapshot."""
@@ -110,6 +125,18 @@ class Stack:
                 options=("--served-model-name", SERVED_NAME, *options),
             )
         )
+
+    def mover_pid(self) -> int:
+        """Return the process id of the engine's mover.
+
+        :raises ValueError: there is none, or two for a moment
+        """
+        (pid,) = (
+            pid
+            for pid in session_members(self.engine.pid)
+            if b"sessiond.connector.mover" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        )
+        return pid
 
     def clear_vram(self, timeout_s: float = 30.0) -> None:
         """Make vLLM forget its prefix cache; needs its development mode. RAM keeps what it has.
@@ -123,6 +150,15 @@ class Stack:
                 return
             time.sleep(_POLL_S)  # a request that was just cancelled may still hold blocks
         raise TimeoutError("VRAM could not be cleared.")
+
+    def _wait_identified(self, timeout_s: float = 120.0) -> None:
+        keys = KeyRing.from_server_key(load_server_key(self.key_file, create=False))
+        store = Store.open(self.store_root, keys)
+        deadline_s = time.monotonic() + timeout_s
+        while any(engine.is_pending for engine in store.live_engines()):
+            if time.monotonic() >= deadline_s:
+                raise TimeoutError("The engine's fingerprint is still being taken.")
+            time.sleep(_POLL_S)
 
     def _run(self, server: Server) -> Server:
         self._engine = self._servers.enter_context(server)

@@ -115,12 +115,14 @@ class World:
         prompt: TokenIds[int],
         max_tokens: int = 8,
         tenant: TenantId = DEFAULT_TENANT,
+        model: str = "",
     ) -> dict[str, Any]:
         """Take one turn, as an agent that calls vLLM directly does."""
-        ticket = await self.services.turns.ticket(tenant, session_id)
+        ticket = await self.services.turns.ticket(tenant, session_id, model=model)
         response = await self.http.post(
             f"{ticket.engine.url}/v1/completions",
             json={
+                "model": ticket.model,
                 "prompt": list(prompt),
                 "max_tokens": max_tokens,
                 "cache_salt": ticket.permit.cache_salt,

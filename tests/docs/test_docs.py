@@ -14,6 +14,7 @@ from sessiond.api.metrics import Metrics
 from sessiond.app.config import ENV_PREFIX, FILE_VARIABLE, Settings
 from sessiond.app.main import COMMANDS
 from sessiond.app.paths import default_store_root
+from sessiond.domain.architectures import KV_KINDS, Support
 from sessiond.domain.reasons import Reason
 from sessiond.testing import reference
 from sessiond_cli.exits import STATUS, ExitStatus
@@ -49,6 +50,14 @@ def test_every_error_code_is_documented(words: str) -> None:
 def test_every_reason_is_documented(words: str) -> None:
     for reason in Reason:
         assert f"| `{reason.value}` |" in words
+
+
+def test_the_readme_names_models_of_every_supported_kind() -> None:
+    readme = (_ROOT / "README.md").read_text()
+    for known in KV_KINDS:
+        if known.support is Support.GOLDEN and "(" not in known.kind:
+            models = known.what.partition("(")[2].rstrip(")").split(", ")
+            assert any(model in readme for model in models), known.kind
 
 
 def test_every_exit_status_is_documented(words: str) -> None:

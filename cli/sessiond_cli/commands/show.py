@@ -66,9 +66,24 @@ def _facts(session: Answer, now_unix_s: float) -> list[tuple[str, Any]]:
         ("pinned", "yes" if session["pinned"] else "no"),
         ("in engine", _presence(session["presence"], now_unix_s)),
     ]
+    if session["last_turn"]:
+        rows += _last_turn(session["last_turn"])
+    if session["unkept"]:
+        rows.append(("not kept", f"the newest turn ({session['unkept']})"))
     if session["last_outcome"]:
         reason = session["last_reason"]
         rows.append(("last resume", session["last_outcome"] + (f" ({reason})" if reason else "")))
+    return rows
+
+
+def _last_turn(turn: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Return where its tokens came from, and where they left what was known."""
+    places = [("vram", "VRAM"), ("ram", "RAM"), ("disk", "disk"), ("computed", "computed")]
+    parts = ", ".join(f"{count(turn[f'{key}_tokens'])} {name}" for key, name in places)
+    rows = [("last turn", f"{count(turn['prompt_tokens'])} tokens: {parts}")]
+    if turn["diverged_at_token"] is not None:
+        total = count(turn["tokens_total"])
+        rows.append(("diverged", f"at token {count(turn['diverged_at_token'])} of {total} known"))
     return rows
 
 

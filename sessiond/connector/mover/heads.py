@@ -6,7 +6,8 @@ from array import array
 from typing import Any
 
 from sessiond.connector.mover import protocol
-from sessiond.domain.heads import Branch, Head, TurnSplit
+from sessiond.domain.heads import Branch, Head, LastTurn, TurnSplit
+from sessiond.domain.reasons import Cause
 from sessiond.domain.tokens import TOKEN_BYTES, from_bytes
 
 
@@ -20,6 +21,19 @@ def head_of(message: protocol.WriteHead, engine_id: str) -> Head:
         turns_in_flight=message.turns_in_flight,
         updated_unix_s=message.updated_unix_s,
         branches=_branches(message.branches, memoryview(message.payload)),
+        last_turn=_last_turn(message.last_turn) if message.last_turn else None,
+        unkept=message.unkept,
+    )
+
+
+def _last_turn(described: dict[str, Any]) -> LastTurn:
+    split, causes = described["split"], described["causes"]
+    return LastTurn(
+        **{
+            **described,
+            "split": TurnSplit(**split),
+            "causes": tuple(map(Cause.from_json, causes)),
+        }
     )
 
 
@@ -37,6 +51,7 @@ def _branches(described: list[dict[str, Any]], payload: memoryview) -> tuple[Bra
                 cache_salt_hash=branch["cache_salt_hash"],
                 updated_unix_s=branch["updated_unix_s"],
                 split=TurnSplit(**branch["split"]),
+                adapter_name=branch["adapter_name"],
             )
         )
     return tuple(branches)

@@ -11,6 +11,7 @@ from sessiond.connector.mover.protocol import OpenLoad
 from sessiond.domain.errors import SessiondError, StoreError
 from sessiond.domain.fingerprint import FieldClass, Fingerprint, causes, compare
 from sessiond.domain.ids import SegmentId, SessionId, TenantId
+from sessiond.domain.kvgroups import KvGroups
 from sessiond.domain.reasons import Cause, Reason
 from sessiond.domain.snapshot import ChunkRecord, Manifest
 from sessiond.domain.tokens import chain_digests, common_prefix_tokens, from_bytes
@@ -22,7 +23,7 @@ from sessiond.store.store import Store
 
 @dataclass(frozen=True)
 class Filling:
-    """Slots that are being filled, by chunk indexes and the loads of the segments they are in."""
+    """Slots that are being filled, by chunk numbers and the loads of the segments they are in."""
 
     parts: list[tuple[list[int], SegmentLoad]]
 
@@ -32,11 +33,11 @@ class Filling:
             load.work(on_run)
 
     def results(self) -> dict[int, Exception | None]:
-        """Return the error, or ``None``, by chunk index; when nobody works any more."""
+        """Return the error, or ``None``, by chunk number; when nobody works any more."""
         return {
-            index: error
-            for indexes, load in self.parts
-            for index, error in zip(indexes, load.results, strict=True)
+            number: error
+            for numbers, load in self.parts
+            for number, error in zip(numbers, load.results, strict=True)
         }
 
 
@@ -47,16 +48,20 @@ class LoadPlan:
     Whoever opened it and every load that runs hold it; the last to let go unlocks the segments.
     """
 
-    records: tuple[ChunkRecord, ...] = ()
+    records: dict[int, ChunkRecord] = field(default_factory=dict)  #: by chunk number
     chain: list[bytes] = field(default_factory=list)
+    groups: KvGroups = field(default_factory=KvGroups)
     readers: dict[SegmentId, SegmentReader] = field(default_factory=dict)
+    tokens_total: int = 0  #: of the snapshot
+    tokens_restorable: int = 0
+    common_tokens: int = 0  #: of the snapshot and the prompt
     _holders: int = 1
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
-    def chunks(self) -> int:
-        """Leading chunks of the prompt that can be loaded."""
-        return len(self.records)
+    def chunks(self) -> list[int]:
+        """The numbers of the prompt's chunks that can be loaded."""
+        return sorted(self.records)
 
     def begin(
         self,
@@ -67,21 +72,25 @@ class LoadPlan:
     ) -> Filling:
         """Return the work of filling slots; a slot is touched only with verified bytes.
 
-        :param items: pairs of (chunk index, slot)
+        :param items: pairs of (chunk number, slot)
         """
         parts = []
         for segment_id, part in self._by_segment(items).items():
             wanted = [
-                WantedChunk(self.records[index], self.chain[index], slot(slot_index))
-                for index, slot_index in part
+                WantedChunk(
+                    self.records[number],
+                    self.chain[self.groups.position(number)],
+                    slot(slot_index),
+                )
+                for number, slot_index in part
             ]
             load = self.readers[segment_id].begin(wanted, bytes_digest, pace)
-            parts.append(([index for index, _ in part], load))
+            parts.append(([number for number, _ in part], load))
         return Filling(parts)
 
-    def stored_bytes(self, index: int) -> int:
+    def stored_bytes(self, number: int) -> int:
         """Bytes on disk of one chunk."""
-        return self.records[index].stored_bytes
+        return self.records[number].stored_bytes
 
     def hold(self) -> None:
         """A load begins."""
@@ -115,22 +124,24 @@ def open_load(store: Store, live: Fingerprint, asked: OpenLoad) -> tuple[LoadPla
         manifest = store.read_manifest(tenant, session, asked.generation)
     except (SessiondError, OSError) as error:
         return LoadPlan(), [cause_of(error)]
+    common = common_prefix_tokens(manifest.tokens, tokens)
+    plan = LoadPlan(
+        tokens_total=len(manifest.tokens),
+        tokens_restorable=manifest.restorable_tokens,
+        common_tokens=common,
+    )
     refused = _refusal(manifest, live, asked.adapter_digest)
     if refused:
-        return LoadPlan(), refused
-    common = common_prefix_tokens(manifest.tokens, tokens)
+        return plan, refused
     usable = [chunk for chunk in manifest.chunks if chunk.end_token <= common]
-    found: list[Cause] = []
-    if common < min(len(manifest.tokens), len(tokens)):
-        found.append(Cause(Reason.DIVERGED, detail=f"at token {common}"))
-    readers, problem = _open_segments(store, usable)
-    if problem is not None:
-        found.insert(0, problem)
-    records = _good_prefix(store, usable, readers)
-    if problem is None and len(records) < len(usable):
-        found.insert(0, Cause(Reason.SNAPSHOT_CORRUPT))
-    chain = chain_digests(tokens, manifest.chunk_tokens)[: len(records)]
-    return LoadPlan(tuple(records), chain, readers), found
+    plan.readers, problem = _open_segments(store, usable)
+    good = _good(store, usable, plan.readers)
+    plan.groups = manifest.groups
+    plan.records = {manifest.number(record, plan.groups): record for record in good}
+    plan.chain = chain_digests(tokens, manifest.chunk_tokens)
+    if problem is None and len(good) < len(usable):
+        problem = Cause(Reason.SNAPSHOT_CORRUPT)
+    return plan, [problem] if problem else []
 
 
 def _refusal(manifest: Manifest, live: Fingerprint, adapter_digest: str) -> list[Cause]:
@@ -158,16 +169,18 @@ def _open_segments(
     return readers, None
 
 
-def _good_prefix(
+def _good(
     store: Store, records: list[ChunkRecord], readers: dict[SegmentId, SegmentReader]
 ) -> list[ChunkRecord]:
+    """Return what can be read as far as is known; of full attention, what lies beyond a gap
+    is of no use, but whoever asks for it finds out by itself.
+    """
     bad = {segment_id: _known_bad(store, segment_id) for segment_id in readers}
-    good = []
-    for record in records:
-        if record.segment_id not in readers or record.offset_bytes in bad[record.segment_id]:
-            break
-        good.append(record)
-    return good
+    return [
+        record
+        for record in records
+        if record.segment_id in readers and record.offset_bytes not in bad[record.segment_id]
+    ]
 
 
 def _known_bad(store: Store, segment_id: SegmentId) -> set[int]:

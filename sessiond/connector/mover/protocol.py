@@ -2,7 +2,8 @@
 
 Frame: ``<II`` lengths of header and payload in bytes, the header (JSON: ``kind`` and the
 message's fields), the payload (token ids as little-endian 32-bit integers). KV bytes never
-travel here: both sides map the RAM tier, and messages name its slots.
+travel here: both sides map the RAM tier, and messages name its slots. Chunks are named by their
+numbers (:mod:`sessiond.domain.kvgroups`).
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ class WriteHead(Message):
     branches: list[dict[str, Any]]
     payload: bytes = b""
     head_id: int = 0  #: names this message in its answer
+    last_turn: dict[str, Any] | None = None
+    unkept: str = ""
 
 
 @dataclass(frozen=True)
@@ -85,17 +88,20 @@ class OpenLoad(Message):
 
 @dataclass(frozen=True)
 class LoadOpened(Message):
-    """How many leading chunks of the prompt the snapshot offers, and why not more."""
+    """Which chunks of the prompt the snapshot offers, by number, and why not more."""
 
     kind: ClassVar[str] = "load_opened"
     plan_id: int
-    chunks: int
+    chunks: list[int]
     causes: list[dict[str, Any]]
+    tokens_total: int = 0  #: of the snapshot
+    tokens_restorable: int = 0  #: of them, those that chunks restore
+    common_tokens: int = 0  #: of the snapshot and the prompt
 
 
 @dataclass(frozen=True)
 class Load(Message):
-    """Read chunks into slots: pairs of (chunk index, slot)."""
+    """Read chunks into slots: pairs of (chunk number, slot)."""
 
     kind: ClassVar[str] = "load"
     job_id: int
@@ -138,17 +144,17 @@ class OpenSuspend(Message):
 
 @dataclass(frozen=True)
 class SuspendOpened(Message):
-    """How many leading chunks are durable already, in the parent's segments."""
+    """Which chunks are durable already, by number, in the parent's segments."""
 
     kind: ClassVar[str] = "suspend_opened"
     plan_id: int
-    durable_chunks: int
+    durable_chunks: list[int]
     causes: list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Store(Message):
-    """Write chunks from slots: pairs of (chunk index, slot)."""
+    """Write chunks from slots: pairs of (chunk number, slot)."""
 
     kind: ClassVar[str] = "store"
     job_id: int
@@ -183,6 +189,14 @@ class FinishSuspend(Message):
 
 
 @dataclass(frozen=True)
+class DiscardSuspend(Message):
+    """Commit nothing of a suspend, should it not have happened yet; its end is told as ever."""
+
+    kind: ClassVar[str] = "discard_suspend"
+    plan_id: int
+
+
+@dataclass(frozen=True)
 class SuspendFinished(Message):
     """The suspend has ended; ``snapshot`` is ``None`` if nothing was committed."""
 
@@ -209,6 +223,7 @@ _KINDS: Mapping[str, type[Message]] = {
         StoreDone,
         Progress,
         FinishSuspend,
+        DiscardSuspend,
         SuspendFinished,
     )
 }

@@ -28,6 +28,7 @@ from sessiond.connector.mover.writes import ChunkWriters
 from sessiond.domain.errors import SessiondError
 from sessiond.domain.fingerprint import FieldClass, Fingerprint
 from sessiond.domain.keys import KeyRing
+from sessiond.domain.kvgroups import groups_of
 from sessiond.domain.reasons import Cause, Reason
 from sessiond.domain.tokens import TOKEN_BYTES
 from sessiond.store import planes
@@ -70,6 +71,7 @@ class Mover:
         self._room = PlanRoom(self._shares.plans_bytes)
         self._fingerprint = Fingerprint(hello.fingerprint)
         self._bytes_digest = self._fingerprint.digest(FieldClass.BYTES)
+        self._groups = groups_of(self._fingerprint, hello.chunk_tokens)
         self._gate = ReadGate()
         self._reads = ThreadPoolExecutor(self._shares.read_threads, "read")
         # Opening a snapshot waits for reads of data if both share threads; it must not.
@@ -80,6 +82,7 @@ class Mover:
         self._heads = ThreadPoolExecutor(1, "head")
         self._loads: dict[int, LoadPlan] = {}
         self._suspends: dict[int, SuspendPlan] = {}
+        self._discarded: set[int] = set()  # plans that must not be committed any more
 
     def handle(self, message: protocol.Message) -> None:
         """Start the work that *message* asks for."""
@@ -97,6 +100,8 @@ class Mover:
                 self._writes.submit(self._guarded, self._open_suspend, message)
             case protocol.Store():
                 self._writes.submit(self._guarded, self._store_chunks, message)
+            case protocol.DiscardSuspend():
+                self._discarded.add(message.plan_id)
             case protocol.FinishSuspend():
                 self._writes.submit(self._guarded, self._finish_suspend, message)
             case _:
@@ -128,11 +133,20 @@ class Mover:
 
     def _open_load(self, message: protocol.OpenLoad) -> None:
         plan, causes = open_load(self._store, self._fingerprint, message)
-        if not self._room.take(message.plan_id, plan_bytes(plan.chunks, 0)):
+        if not self._room.take(message.plan_id, plan_bytes(len(plan.records), 0)):
             plan.let_go()
             plan, causes = LoadPlan(), [_NO_ROOM]
         self._loads[message.plan_id] = plan
-        self._send(protocol.LoadOpened(message.plan_id, plan.chunks, as_json(causes)))
+        self._send(
+            protocol.LoadOpened(
+                message.plan_id,
+                plan.chunks,
+                as_json(causes),
+                plan.tokens_total,
+                plan.tokens_restorable,
+                plan.common_tokens,
+            )
+        )
 
     def _start_load(self, message: protocol.Load) -> None:
         plan, threads = self._loads[message.plan_id], self._shares.read_threads
@@ -158,9 +172,9 @@ class Mover:
 
     def _open_suspend(self, message: protocol.OpenSuspend) -> None:
         size_bytes = len(message.payload)
-        chunks = size_bytes // TOKEN_BYTES // self._hello.chunk_tokens
+        chunks = size_bytes // TOKEN_BYTES // self._hello.chunk_tokens * self._groups.count
         if not self._room.take(message.plan_id, plan_bytes(chunks, size_bytes)):
-            self._send(protocol.SuspendOpened(message.plan_id, 0, as_json([_NO_ROOM])))
+            self._send(protocol.SuspendOpened(message.plan_id, [], as_json([_NO_ROOM])))
             return
         try:
             plan = SuspendPlan(
@@ -169,7 +183,7 @@ class Mover:
         except (SessiondError, OSError) as error:
             self._room.give_back(message.plan_id)
             causes = as_json([cause_of(error)])
-            self._send(protocol.SuspendOpened(message.plan_id, 0, causes))
+            self._send(protocol.SuspendOpened(message.plan_id, [], causes))
             return
         self._suspends[message.plan_id] = plan
         self._send(protocol.SuspendOpened(message.plan_id, plan.durable_chunks, []))
@@ -190,11 +204,12 @@ class Mover:
         causes: list[Cause] = []
         try:
             if message.commit:
-                snapshot, causes = plan.commit()
+                snapshot, causes = plan.commit(lambda: message.plan_id in self._discarded)
         except (SessiondError, OSError) as error:
             causes = [cause_of(error)]
         finally:
             plan.close()
+            self._discarded.discard(message.plan_id)
         self._send(protocol.SuspendFinished(message.plan_id, snapshot, as_json(causes)))
 
     def _choose_codec(self, raw: memoryview) -> Codec:

@@ -12,6 +12,7 @@ from sessiond.connector.mover.protocol import Hello, OpenSuspend
 from sessiond.domain.errors import EngineNotFoundError, SessiondError
 from sessiond.domain.fingerprint import FieldClass, Fingerprint
 from sessiond.domain.ids import EngineId, SegmentId, SessionId, TenantId
+from sessiond.domain.kvgroups import groups_of
 from sessiond.domain.reasons import Cause
 from sessiond.domain.snapshot import ChunkRecord, Manifest, SnapshotSummary
 from sessiond.domain.tokens import chain_digests, common_prefix_tokens, from_bytes
@@ -61,13 +62,14 @@ class SuspendPlan:
         self._cause: Cause | None = None
         parent = self._find_parent()
         self._parent_generation = parent.generation if parent else 0
-        self._shared = self._lock_shared(parent) if parent else []
+        self._groups = groups_of(fingerprint, hello.chunk_tokens)
+        self._shared = self._lock_shared(parent) if parent else {}
         self._written: dict[int, ChunkRecord] = {}
 
     @property
-    def durable_chunks(self) -> int:
-        """Leading chunks that need not be handed over."""
-        return len(self._shared)
+    def durable_chunks(self) -> list[int]:
+        """The numbers of the chunks that need not be handed over."""
+        return sorted(self._shared)
 
     @property
     def has_failed(self) -> bool:
@@ -75,46 +77,53 @@ class SuspendPlan:
         return self._cause is not None
 
     def append(
-        self, index: int, raw: memoryview, before_write: Callable[[], None] | None = None
+        self, number: int, raw: memoryview, before_write: Callable[[], None] | None = None
     ) -> None:
         """Write one chunk.
 
+        :param number: see :mod:`sessiond.domain.kvgroups`
         :param before_write: called when it is encoded; may wait
         :raises StoreError: it could not be written
         :raises OSError: the same
         """
-        if self._cause is not None or index < len(self._shared) or index in self._written:
+        if self._cause is not None or number in self._shared or number in self._written:
             return
-        size = self._hello.chunk_tokens
-        position = ChunkPosition(0, index * size, (index + 1) * size, self._chain[index])
+        size, at = self._hello.chunk_tokens, self._groups.position(number)
+        group = self._groups.group(number)
+        position = ChunkPosition(group, at * size, (at + 1) * size, self._chain[at])
         writer, codec = self._writer(raw)
-        self._written[index] = writer.append(position, raw, codec, before_write)
+        self._written[number] = writer.append(position, raw, codec, before_write)
 
     def fail(self, cause: Cause) -> None:
         """Remember why nothing more is written; what came before it may still be committed."""
         self._cause = self._cause or cause
 
-    def commit(self) -> tuple[dict[str, Any] | None, list[Cause]]:
+    def commit(
+        self, is_discarded: Callable[[], bool] = lambda: False
+    ) -> tuple[dict[str, Any] | None, list[Cause]]:
         """Make segments, then the manifest, durable.
 
         A mover can outlive its engine for a while. It commits nothing then.
 
+        :param is_discarded: asked until the last moment whether nothing may be committed
         :return: the summary (``None`` if there is nothing new to commit) and why chunks lack
         :raises EngineNotFoundError: the engine has ended
         :raises StoreError: nothing was committed
         :raises OSError: the same
         """
-        records = self._gapless()
+        records = self._useful()
         causes = [self._cause] if self._cause else []
-        if len(records) == len(self._shared):
+        if records.keys() <= self._shared.keys() or is_discarded():
             return None, causes
         if not self._store.engine_is_live(self._hello.engine_id):
             raise EngineNotFoundError("The engine has ended.")  # leaves not even segments
         for writer in self._writers:
             writer.finish()
         manifest = self._manifest(records)
+        if is_discarded():
+            return None, causes  # what was written is garbage, and is collected
         self._store.commit_manifest(manifest, fenced=True)
-        return asdict(self._summary(manifest)), causes
+        return asdict(self._summary(manifest, records)), causes
 
     def close(self) -> None:
         """Unlock; discard what was not finished."""
@@ -141,13 +150,21 @@ class SuspendPlan:
             and parent.chunk_tokens == self._hello.chunk_tokens
         )
 
-    def _lock_shared(self, parent: Manifest) -> list[ChunkRecord]:
+    def _lock_shared(self, parent: Manifest) -> dict[int, ChunkRecord]:
+        """Return what the parent restores of these tokens.
+
+        Of groups with windows that is the newest window; of its older ones this snapshot need
+        not know any more.
+        """
         common = common_prefix_tokens(parent.tokens, self._tokens)
-        shared: list[ChunkRecord] = []
-        for record in parent.chunks:
-            if record.end_token > common or not self._keep(record):
-                break
-            shared.append(record)
+        size, groups = parent.chunk_tokens, self._groups
+        window = set(groups.needed(parent.restorable_up_to(common) // size))
+        shared: dict[int, ChunkRecord] = {}
+        for chunk in parent.chunks:
+            number = parent.number(chunk, groups)
+            wanted = groups.keeps_all(chunk.group) or number in window
+            if wanted and chunk.end_token <= common and self._keep(chunk):
+                shared[number] = chunk
         return shared
 
     def _keep(self, record: ChunkRecord) -> bool:
@@ -167,13 +184,18 @@ class SuspendPlan:
                 self._codec = self._choose(raw)
             return self._writers[-1], self._codec
 
-    def _gapless(self) -> list[ChunkRecord]:
-        records = list(self._shared)
-        while (record := self._written.get(len(records))) is not None:
-            records.append(record)
-        return records
+    def _useful(self) -> dict[int, ChunkRecord]:
+        """Return the chunks without those beyond a gap in a group of full attention, in order."""
+        there = {**self._shared, **self._written}
+        kept: dict[int, ChunkRecord] = {}
+        for number in sorted(there):
+            before = number - self._groups.count
+            full = self._groups.keeps_all(self._groups.group(number))
+            if not full or before < 0 or before in kept:
+                kept[number] = there[number]
+        return kept
 
-    def _manifest(self, records: list[ChunkRecord]) -> Manifest:
+    def _manifest(self, records: dict[int, ChunkRecord]) -> Manifest:
         return Manifest(
             tenant=self._tenant,
             session=self._session,
@@ -185,11 +207,11 @@ class SuspendPlan:
             fingerprint=self._fingerprint,
             chunk_tokens=self._hello.chunk_tokens,
             tokens=self._tokens,
-            chunks=tuple(records),
+            chunks=tuple(records.values()),
         )
 
-    def _summary(self, manifest: Manifest) -> SnapshotSummary:
-        new_bytes = sum(record.stored_bytes for record in manifest.chunks[len(self._shared) :])
+    def _summary(self, manifest: Manifest, records: dict[int, ChunkRecord]) -> SnapshotSummary:
+        new_bytes = sum(records[number].stored_bytes for number in records.keys() - self._shared)
         return SnapshotSummary(
             generation=manifest.generation,
             parent_generation=manifest.parent_generation,

@@ -8,8 +8,9 @@ import struct
 
 from sessiond.domain.canonical import canonical_json
 from sessiond.domain.engines import EngineInfo
-from sessiond.domain.heads import Branch, Head, TurnSplit
+from sessiond.domain.heads import Branch, Head, LastTurn, TurnSplit
 from sessiond.domain.ids import EngineId, SegmentId
+from sessiond.domain.reasons import Cause, Reason
 from sessiond.domain.snapshot import ChunkRecord
 from sessiond.store import engines, heads, manifests, sealed, sessions
 from sessiond.store.checksums import short_check
@@ -96,7 +97,9 @@ def _sealed_seeds() -> list[bytes]:
     manifest = manifests.pack_manifest(manifest_of_plan(plan, chunks), KEYS)
     split = TurnSplit(16, 8, 4, 4)
     branch = Branch(plan.tokens, "", "salt", 1.5, split)
-    head = heads.pack_head(Head(TENANT, SESSION, "e" * 32, 3, 0, 2.5, (branch,)), KEYS)
+    turn = LastTurn(2.0, split, 9, 8, 7, (Cause(Reason.DIVERGED, "at token 7"),))
+    whole = Head(TENANT, SESSION, "e" * 32, 3, 0, 2.5, (branch,), turn, "not_text")
+    head = heads.pack_head(whole, KEYS)
     seeds = [bytes([mode]) + data for mode in (0, 1) for data in (manifest, head)]
     for kind, data in enumerate((manifest, head)):
         sections = dict(sealed.read_unsealed(data).sections)

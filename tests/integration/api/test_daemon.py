@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from sessiond.domain.engines import ServedAdapter
 from sessiond.domain.ids import DEFAULT_TENANT, SessionId
 from sessiond.testing.servers import daemon_server
 
@@ -52,6 +53,29 @@ def test_the_whole_story(node: Node) -> None:
         assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 96
         assert daemon.call("DELETE", SESSION)["manifests"] == 1
     assert list(node.store.root.rglob("*.seg")) == []
+
+
+def test_a_ticket_may_be_for_an_adapter(node: Node) -> None:
+    daemon = node.daemon()
+    daemon.call("POST", "/v1/sessions", json={"session_id": "agent-7"})
+    with node.engine() as engine:
+        poet = ServedAdapter("poet", digest="p" * 64)
+        engine.update(adapters=(poet, ServedAdapter("new", unproven="its files are being read")))
+        own = daemon.call("POST", f"{SESSION}/ticket", json={})
+        poets = daemon.call("POST", f"{SESSION}/ticket", json={"model": "poet"})
+        new = daemon.call("POST", f"{SESSION}/ticket", json={"model": "new"})
+        assert [told["engine"]["model"] for told in (own, poets, new)] == ["smol", "poet", "new"]
+        assert own["cache_salt"] != poets["cache_salt"]
+        assert [cause["reason"] for cause in new["causes"]] == ["no_snapshot", "adapter_unproven"]
+        (told,) = daemon.call("GET", "/v1/engines")["engines"]
+        assert told["adapters"] == [
+            {"name": "poet", "digest": "p" * 64, "unproven": ""},
+            {"name": "new", "digest": "", "unproven": "its files are being read"},
+        ]
+        nobodys = daemon.response("POST", f"{SESSION}/ticket", json={"model": "nobody"})
+        assert (nobodys.status_code, nobodys.json()["code"]) == (503, "no_engine")
+        wrong = daemon.response("POST", f"{SESSION}/ticket", json={"model": 7})
+        assert wrong.status_code == 422
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,24 @@ def test_the_same_for_people(served: ServedWorld, run: Run) -> None:
     rows = _words(run("show", AGENT).stdout)
     assert ["last", "resume", "restored"] in rows
     assert ["state", "active"] in rows
+    assert all(row[:2] != ["last", "turn"] for row in rows)  # its engine is gone
     assert any(row[:1] == ["1"] and "96" in row for row in rows)
+
+
+@pytest.mark.usefixtures("engine")
+def test_show_tells_where_the_newest_turn_took_its_tokens_from(
+    served: ServedWorld, run: Run
+) -> None:
+    def told() -> list[str]:
+        rows = _words(run("show", AGENT).stdout)
+        return [" ".join(row) for row in rows if row[0] in ("last", "diverged")]
+
+    assert told() == ["last turn 100 tokens: 0 VRAM, 0 RAM, 0 disk, 100 computed"]
+    served.run(served.world.turn, AGENT, text(40) + text(60, seed=2))
+    assert told() == [
+        "last turn 100 tokens: 32 VRAM, 0 RAM, 0 disk, 68 computed",
+        "diverged at token 40 of 108 known",
+    ]
 
 
 @pytest.mark.usefixtures("engine")

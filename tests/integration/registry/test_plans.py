@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import event, text
 
 from sessiond.domain.ids import DEFAULT_TENANT, OperationId, SessionId, TenantId
-from sessiond.domain.session import OperationKind, OperationStatus
+from sessiond.domain.session import Event, OperationKind, OperationStatus
 from sessiond.registry import Registry
 from sessiond.registry.restore import Witness
 from sessiond.testing.values import NOW_UNIX_S, a_session, a_summary, an_operation
@@ -99,6 +99,8 @@ CALLS: dict[str, Callable[[Registry], object]] = {
     "running": lambda r: r.running_operation(S, SessionId("s5"), NOW_UNIX_S),
     "expire": lambda r: r.expire_operations(NOW_UNIX_S + 100),
     "event": lambda r: r.add_event(S, T, "x", NOW_UNIX_S, {}),
+    "event once": lambda r: r.add_event_once(Event(0, S, T, "y", NOW_UNIX_S, {})),
+    "event again": lambda r: r.add_event_once(Event(0, S, T, "y", NOW_UNIX_S, {})),
     "events": lambda r: r.list_events(S, SessionId("s77"), after=5),
     "remember": lambda r: (
         r.remember(S, "new", b"", OperationId("op"), NOW_UNIX_S),

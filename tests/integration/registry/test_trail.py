@@ -54,6 +54,20 @@ def test_events_are_listed_in_pages(registry: Registry) -> None:
     assert registry.list_events(TenantId("other"), s.session_id) == []
 
 
+def test_an_event_that_is_there_is_not_added_again(registry: Registry) -> None:
+    for name in ("s", "t"):
+        registry.create_session(a_session(name))
+    s, t = a_session("s"), a_session("t")
+    wanted = [(s, "turn", 1.5), (s, "turn", 2.5), (s, "resumed", 1.5), (t, "turn", 1.5)]
+    for session, kind, at in (*wanted, *wanted):
+        registry.add_event_once(Event(0, session.tenant, session.session_id, kind, at, {}))
+    found = [
+        (event.kind, event.at_unix_s) for event in registry.list_events(s.tenant, s.session_id)
+    ]
+    assert found == [("turn", 1.5), ("turn", 2.5), ("resumed", 1.5)]
+    assert len(registry.list_events(t.tenant, t.session_id)) == 1
+
+
 def test_events_outlive_the_session(registry: Registry) -> None:
     session = a_session()
     key = (session.tenant, session.session_id)

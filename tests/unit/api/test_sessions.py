@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sessiond.domain.ids import DEFAULT_TENANT
+from sessiond.testing.fake_tokenizer import encode, render, spell
 from sessiond.testing.world import AGENT, World, text
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ async def test_the_whole_story(world: World, api: httpx.AsyncClient, engine: Fak
     snapshots = (await api.get(f"{SESSION}/snapshots")).json()["snapshots"]
     assert [one["generation"] for one in snapshots] == [1]
     events = (await api.get(f"{SESSION}/events?after=1")).json()["events"]
-    assert [event["kind"] for event in events] == ["suspended", "resumed"]
+    assert [event["kind"] for event in events] == ["turn", "suspended", "resumed"]
 
 
 async def test_refusals(world: World, api: httpx.AsyncClient, engine: FakeEngine) -> None:
@@ -135,6 +136,47 @@ async def test_a_key_repeats_nothing(
     assert sum(seen.op == "suspend" for seen in engine.seen) == 1
     made = [await api.post("/v1/sessions", json={}, headers={"Idempotency-Key": "k"}) for _ in "ab"]
     assert made[0].json() == made[1].json()
+
+
+async def test_a_ticket_that_continues_token_for_token(
+    world: World, api: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    asked = [{"role": "user", "content": "why"}]
+    engine.replies.append(spell("because of it") + spell("\x02"))
+    await world.turn(AGENT, render(asked))
+    again = [*asked, {"role": "assistant", "content": "because of it"}]
+    body = {"continue": {"messages": again, "tools": None}}
+
+    ticket = (await api.post(f"{SESSION}/ticket", json=body)).json()
+
+    told = ticket["continuation"]
+    assert (told["faithful"], told["cause"]) == (True, None)
+    ids = ticket["kv_transfer_params"]["prompt_token_ids"]
+    assert len(ids) == told["head_tokens"] + len(encode("<|start|>assistant:"))
+    again[0]["content"] = "how"
+    ticket = (await api.post(f"{SESSION}/ticket", json=body)).json()
+    assert ticket["kv_transfer_params"].keys() == {"sessiond_ticket"}
+    assert ticket["continuation"]["faithful"] is False
+    assert ticket["continuation"]["cause"]["reason"] == "not_faithful"
+    assert (await api.post(f"{SESSION}/ticket", json={})).json()["continuation"] is None
+    refused: list[dict[str, Any]] = [
+        {"continue": {}},
+        {"continue": {"messages": []}},
+        {"continues": {}},
+    ]
+    for wrong in refused:
+        assert (await api.post(f"{SESSION}/ticket", json=wrong)).status_code == 422
+
+
+async def test_a_session_shows_where_its_newest_turn_took_its_tokens_from(
+    world: World, api: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    assert (await api.get(SESSION)).json()["last_turn"] is None
+    await turn(world, api)
+    shown = (await api.get(SESSION)).json()
+    assert shown["last_turn"]["engine_id"] == engine.info.engine_id
+    assert shown["last_turn"]["computed_tokens"] == shown["last_turn"]["prompt_tokens"]
+    assert (shown["last_turn"]["diverged_at_token"], shown["unkept"]) == (None, "")
 
 
 @pytest.mark.usefixtures("engine")

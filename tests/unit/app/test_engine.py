@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from sessiond.app import engine
-from sessiond.app.engine import context_kv_bytes, run
+from sessiond.app.engine import run
+from sessiond.app.kvsize import context_kv_bytes
 from sessiond.connector import scratch
 from sessiond.connector.settings import ConnectorSettings
 

@@ -68,6 +68,10 @@ def test_all_commands_are_there() -> None:
         ("suspend",),
         ("resume",),
         ("purge",),
+        ("probe",),
+        ("engines",),
+        ("engines", "list"),
+        ("engines", "attest"),
         ("store",),
         ("store", "inspect"),
         ("store", "verify"),
@@ -85,14 +89,19 @@ def test_every_help_ends_with_the_exit_statuses(path: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [path for path in _commands() if path not in ((), ("store",))], ids=" ".join
+    "path",
+    [path for path in _commands() if path not in ((), ("store",), ("engines",))],
+    ids=" ".join,
 )
 def test_every_command_has_json(path: tuple[str, ...]) -> None:
     assert "--json" in CliRunner().invoke(app, [*path, "--help"]).stdout
 
 
-@pytest.mark.parametrize("name", ["list", "show", "suspend", "resume", "purge"])
-def test_what_asks_a_daemon_says_how_to_find_it(name: str) -> None:
-    shown = CliRunner().invoke(app, [name, "--help"]).stdout
+@pytest.mark.parametrize(
+    "command",
+    ["list", "show", "suspend", "resume", "purge", "probe", "engines list", "engines attest"],
+)
+def test_what_asks_a_daemon_says_how_to_find_it(command: str) -> None:
+    shown = CliRunner().invoke(app, [*command.split(), "--help"]).stdout
     for part in ("--url", "SESSIOND_URL", "--token", "SESSIOND_TOKEN"):
         assert part in shown

@@ -85,7 +85,7 @@ def test_nothing_is_offered_before(vllm: FakeScheduler) -> None:
 def test_a_key_without_position_is_not_offered(vllm: FakeScheduler) -> None:
     request = arrive(vllm)
     admit(vllm, request)
-    assert not vllm.coordinator.offers(request, None)
+    assert not vllm.coordinator.offers(request, -1)
 
 
 def test_the_last_prompt_token_is_always_computed(vllm: FakeScheduler) -> None:
@@ -235,7 +235,7 @@ def test_chunks_beyond_the_snapshot_are_refused(vllm: FakeScheduler) -> None:
 def test_a_chunk_without_position_is_refused(vllm: FakeScheduler) -> None:
     request = arrive(vllm)
     admit(vllm, request)
-    vllm.coordinator.load(1, request, [(0, 0)])
+    vllm.coordinator.load(1, request, [(-1, 0)])
     assert vllm.done() == [JobDone(1, frozenset(), all_good=False)]
 
 
@@ -253,7 +253,7 @@ def test_a_load_of_nothing_ends_at_once(vllm: FakeScheduler) -> None:
 def test_the_second_of_two_large_loads_waits(vllm: FakeScheduler) -> None:
     first, second = arrive(vllm, 6), arrive(vllm, 6, session="s-2")
     for asked in vllm.mover.told(protocol.OpenLoad):
-        vllm.mover.answer(protocol.LoadOpened(asked.plan_id, 6, []))
+        vllm.mover.answer(protocol.LoadOpened(asked.plan_id, list(range(6)), []))
     assert vllm.may_match(first)
     assert not vllm.may_match(second)
     assert vllm.offered(second, range(6)) == []
@@ -263,7 +263,7 @@ def two_admitted(vllm: FakeScheduler) -> tuple[str, str]:
     """Return the first, which has the room, and the second, which waits."""
     first, second = arrive(vllm, 6), arrive(vllm, 6, session="s-2")
     for asked in vllm.mover.told(protocol.OpenLoad):
-        vllm.mover.answer(protocol.LoadOpened(asked.plan_id, 6, []))
+        vllm.mover.answer(protocol.LoadOpened(asked.plan_id, list(range(6)), []))
     vllm.may_match(first)
     assert not vllm.may_match(second)
     return first, second

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from sessiond.connector.attest import RESET
 from sessiond.connector.mover import protocol
 from sessiond.domain.reasons import Cause, Reason
 from sessiond.domain.tickets import TicketOp
@@ -24,6 +26,7 @@ from sessiond.testing.fake_scheduler import (
 
 SESSIONS = st.sampled_from(["s-1", "s-2"])
 SOME_CAUSES = st.sampled_from([[], [dict(Cause(Reason.SNAPSHOT_CORRUPT).as_json())]])
+UNANSWERED = protocol.WriteHead | protocol.ClosePlan | protocol.DiscardSuspend
 LONGER_THAN_ALL_S = LIMITS.hold_deadline_s + 1
 
 
@@ -40,6 +43,7 @@ class Seen:
     scheduled: bool = False
     external: bool = False
     well: bool = False
+    outdated: bool = False  #: it was there when the caches were reset
 
 
 class CoordinatorMachine(RuleBasedStateMachine):
@@ -192,9 +196,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
     @rule(data=st.data(), causes=SOME_CAUSES, number=st.integers(0, RAM_CHUNKS + 4))
     def answer(self, data: st.DataObject, causes: list[dict[str, Any]], number: int) -> None:
         questions = [
-            message
-            for message in self.vllm.mover.sent
-            if not isinstance(message, protocol.WriteHead | protocol.ClosePlan)
+            message for message in self.vllm.mover.sent if not isinstance(message, UNANSWERED)
         ]
         if not questions:
             return
@@ -208,12 +210,12 @@ class CoordinatorMachine(RuleBasedStateMachine):
     ) -> protocol.Message:
         match question:
             case protocol.OpenLoad():
-                return protocol.LoadOpened(question.plan_id, number, causes)
+                return protocol.LoadOpened(question.plan_id, list(range(number)), causes)
             case protocol.Load():
                 chunks = [chunk for chunk, _ in question.items]
                 return protocol.LoadDone(question.job_id, chunks[number:], causes, 0.1, 10)
             case protocol.OpenSuspend():
-                return protocol.SuspendOpened(question.plan_id, number % 3, causes)
+                return protocol.SuspendOpened(question.plan_id, list(range(number % 3)), causes)
             case protocol.Store():
                 return protocol.StoreDone(question.job_id, causes)
             case protocol.FinishSuspend():
@@ -240,11 +242,30 @@ class CoordinatorMachine(RuleBasedStateMachine):
     def turn_off(self) -> None:
         self.vllm.coordinator.turn_off(Cause(Reason.TIER_OFF))
 
+    @precondition(lambda self: self.operations > 2)
+    @rule()
+    def reset(self) -> None:
+        self.vllm.coordinator.caches_reset(emptied=True)
+        for seen in self.live.values():
+            seen.outdated = True
+
+    @rule()
+    def attest(self) -> None:
+        coordinator = self.vllm.coordinator
+        was_off, resets = coordinator.tier_off, coordinator.attestor.resets
+        fields = {"generation": resets, "operation_id": self.operation()}
+        request = self.vllm.arrive(self.vllm.ticket(TicketOp.ATTEST, **fields), tokens_of(0))
+        while not self.vllm.may_match(request):
+            time.sleep(0.0001)  # a thread looks at the files
+        on = self.vllm.finish(request)["tier_on"]
+        assert on == (coordinator.tier_off is None)
+        assert not on or was_off in (None, RESET)
+
     # What must hold
 
     def must_be_allowed(self, asked: protocol.FinishSuspend) -> None:
         (seen,) = (seen for seen in self.over.values() if seen.plan == asked.plan_id)
-        assert not asked.commit or seen.well
+        assert not asked.commit or (seen.well and not seen.outdated)
 
     @invariant()
     def nothing_is_offered_after_a_plan_was_closed(self) -> None:
@@ -253,6 +274,12 @@ class CoordinatorMachine(RuleBasedStateMachine):
         for request, seen in self.live.items():
             if seen.mover.killed or protocol.ClosePlan(seen.load_plan or 0) in seen.mover.sent:
                 assert self.vllm.offered(request, range(3)) == []
+
+    @invariant()
+    def nothing_is_offered_to_what_a_reset_has_met(self) -> None:
+        for request, seen in self.live.items():
+            if seen.outdated:
+                assert self.vllm.offered(request, range(RAM_CHUNKS)) == []
 
     @invariant()
     def every_commit_is_allowed(self) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from sessiond.connector.mover import protocol
 from sessiond.connector.moverwatch import MAX_DEATHS, JobDone
 from sessiond.domain.heads import MAX_BRANCHES
 from sessiond.domain.reasons import Cause, Reason
@@ -83,14 +84,35 @@ def test_another_cache_salt_than_the_tickets_is_refused(
     assert reasons(vllm.finish(request)) == ["ticket_invalid"]
 
 
-def test_a_request_with_an_adapter_is_refused(vllm: FakeScheduler) -> None:
-    request = vllm.arrive(vllm.ticket(), tokens_of(3), adapter="poet")
-    assert reasons(vllm.finish(request)) == ["ticket_invalid"]
+def test_a_request_with_images_is_served_and_not_kept(vllm: FakeScheduler) -> None:
+    vllm.take_turn(tokens_of(2))
+    request = vllm.arrive(vllm.ticket(generation=1), tokens_of(3), plain_text=False)
+    assert vllm.may_match(request)
+    assert vllm.offered(request, range(3)) == []
+    answer = vllm.finish(request)
+    assert (answer["ok"], reasons(answer)) == (False, ["not_text"])
+    head = vllm.published()
+    assert (head.unkept, head.turns_in_flight, len(head.branches)) == ("not_text", 0, 1)
+    assert vllm.mover.told(protocol.OpenLoad) == []
 
 
-def test_a_request_with_images_is_refused(vllm: FakeScheduler) -> None:
-    request = vllm.arrive(vllm.ticket(), tokens_of(3), plain_text=False)
-    assert reasons(vllm.finish(request)) == ["ticket_invalid"]
+def test_after_images_an_older_branch_is_not_suspended(vllm: FakeScheduler) -> None:
+    vllm.take_turn(tokens_of(3))
+    vllm.finish(vllm.arrive(vllm.ticket(), tokens_of(4), plain_text=False))
+    commit = vllm.commit()
+    vllm.begin_suspend(tokens_of(3), 3)
+    assert vllm.may_match(commit)
+    assert reasons(vllm.finish(commit)) == ["not_text"]
+    vllm.take_turn(tokens_of(4))
+    assert vllm.published().unkept == ""
+
+
+def test_only_a_turn_with_images_concerns_the_head(vllm: FakeScheduler) -> None:
+    vllm.take_turn(tokens_of(2))
+    told = len(vllm.mover.sent)
+    vllm.arrive(vllm.ticket(TicketOp.RESUME), tokens_of(3), plain_text=False)
+    assert reasons(vllm.finish(vllm.outcome())) == ["not_text"]
+    assert len(vllm.mover.sent) == told
 
 
 def test_a_refused_request_is_forgotten(vllm: FakeScheduler) -> None:
@@ -168,11 +190,11 @@ def test_a_resume_ends_no_turn(vllm: FakeScheduler) -> None:
     assert vllm.published().turns_in_flight == 1
 
 
-def test_a_resume_leaves_a_branch(vllm: FakeScheduler) -> None:
+def test_a_resume_leaves_its_prompt_and_not_what_it_sampled(vllm: FakeScheduler) -> None:
     resume = vllm.arrive(vllm.ticket(TicketOp.RESUME), tokens_of(2))
     vllm.match(resume, vram_tokens=8)
     vllm.finish(resume, [77])
-    assert list(from_bytes(vllm.published().payload)) == [*tokens_of(2), 77]
+    assert from_bytes(vllm.published().payload) == tokens_of(2)
 
 
 @pytest.mark.parametrize("op", [TicketOp.COMMIT, TicketOp.OUTCOME])

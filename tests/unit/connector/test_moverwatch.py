@@ -10,9 +10,9 @@ from sessiond.testing.fake_mover import FakeClock, FakeMovers
 DEADLINE_S = 60.0
 LOST = [JobDone(1, frozenset(), all_good=False)]
 QUESTIONS: list[tuple[Question, protocol.Message]] = [
-    (protocol.OpenLoad(5, "t", "s", 1, ""), protocol.LoadOpened(5, 3, [])),
+    (protocol.OpenLoad(5, "t", "s", 1, ""), protocol.LoadOpened(5, [0, 1, 2], [])),
     (protocol.Load(5, 2, [[0, 0]]), protocol.LoadDone(5, [], [], 0.1, 10)),
-    (protocol.OpenSuspend(5, "t", "s", 1, ""), protocol.SuspendOpened(5, 0, [])),
+    (protocol.OpenSuspend(5, "t", "s", 1, ""), protocol.SuspendOpened(5, [], [])),
     (protocol.Store(5, 2, [[0, 0]]), protocol.StoreDone(5, [])),
     (protocol.FinishSuspend(5, commit=True), protocol.SuspendFinished(5, None, [])),
 ]
@@ -48,7 +48,7 @@ def watched(movers: FakeMovers) -> Watched:
 
 
 def test_an_answer_is_passed_on(watched: Watched) -> None:
-    answer = protocol.LoadOpened(1, 2, [])
+    answer = protocol.LoadOpened(1, [0, 1], [])
     watched.movers.newest.answer(answer)
     assert watched.watch.poll() == [answer]
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from sessiond.connector import guard
+from sessiond.connector.attest import TierState
 from sessiond.connector.mover import protocol
 from sessiond.domain.reasons import Cause, Reason
 from sessiond.domain.tickets import TicketOp
@@ -98,10 +99,10 @@ def test_a_tier_that_is_off_offers_nothing_that_was_admitted(vllm: FakeScheduler
 
 
 def test_a_tier_goes_off_though_nobody_can_be_told(vllm: FakeScheduler) -> None:
-    def refuse(_why: str) -> None:
+    def refuse(_state: TierState) -> None:
         raise RuntimeError
 
-    vllm.coordinator.on_tier_off = refuse
+    vllm.coordinator.on_tier_change = refuse
     with pytest.raises(RuntimeError):
         vllm.coordinator.turn_off(Cause(Reason.TIER_OFF))
     request = vllm.arrive(vllm.ticket(TicketOp.TURN, generation=1), tokens_of(3))

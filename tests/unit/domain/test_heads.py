@@ -10,11 +10,14 @@ from sessiond.domain.heads import (
     MAX_BRANCHES,
     Branch,
     Head,
+    LastTurn,
     TurnSplit,
     add_branch,
     begin_turn,
     end_turn,
+    pass_turn,
 )
+from sessiond.domain.reasons import Cause, Reason
 from sessiond.domain.tokens import common_prefix_tokens, token_ids
 
 EMPTY = Head("t", "s", "e", sequence=0, turns_in_flight=0, updated_unix_s=0.0, branches=())
@@ -51,6 +54,32 @@ def test_a_branch_beside_turns_ends_none_of_them() -> None:
     head = add_branch(begin_turn(EMPTY, 1.0), branch(1, 2), 2.0)
     assert head.turns_in_flight == 1
     assert texts(head) == {(1, 2)}
+
+
+def test_the_newest_turn_is_kept_beside_its_branch() -> None:
+    turn = LastTurn(2.0, TurnSplit(10, vram_tokens=8), diverged_at_token=8)
+    head = end_turn(EMPTY, branch(1, 2), 2.0, turn)
+    assert head.last_turn == turn
+    # Of one whose end was not told, nothing is known.
+    assert end_turn(begin_turn(head, 3.0), None, 3.0).last_turn == turn
+
+
+IMAGE = LastTurn(5.0, TurnSplit(10), causes=(Cause(Reason.NOT_TEXT),))
+
+
+def test_a_turn_that_is_not_kept_hides_the_branches_until_the_next_one_that_is() -> None:
+    head = pass_turn(after(branch(1, 2, 3)), IMAGE)
+    assert (head.unkept, head.last_turn, head.updated_unix_s) == ("not_text", IMAGE, 5.0)
+    assert texts(head) == {(1, 2, 3)}
+    assert end_turn(begin_turn(head, 6.0), None, 6.0).unkept == "not_text"
+    assert end_turn(begin_turn(head, 6.0), branch(1, 2, 3, 4, at=6.0), 6.0).unkept == ""
+
+
+def test_a_side_call_does_not_make_an_older_branch_the_whole() -> None:
+    head = pass_turn(after(branch(*range(100))), IMAGE)
+    titled = end_turn(begin_turn(head, 6.0), branch(7, 8, 9, at=6.0), 6.0)
+    assert (titled.unkept, len(titled.branches)) == ("not_text", 2)
+    assert add_branch(head, branch(*range(90), at=6.0), 6.0).unkept == "not_text"
 
 
 def test_every_change_has_a_higher_sequence() -> None:

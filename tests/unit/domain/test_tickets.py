@@ -44,6 +44,7 @@ TICKETS = st.builds(
     head_tokens=st.integers(0, 2**32),
     not_before_unix_s=st.integers(0, NOW),
     expires_unix_s=st.integers(NOW, 2**40),
+    adapter_digest=TEXTS,
 )
 
 

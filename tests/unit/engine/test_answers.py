@@ -6,7 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessiond.domain.errors import EngineRefusedError, EngineWithoutConnectorError
+from sessiond.domain.errors import (
+    EngineRefusedError,
+    EngineUnreachableError,
+    EngineWithoutConnectorError,
+)
 from sessiond.domain.heads import TurnSplit
 from sessiond.domain.reasons import Cause, Reason
 from sessiond.engine.answers import read_answer
@@ -77,3 +81,16 @@ def test_no_answer_breaks_the_reader(whole: object, ours: object, usage: object)
             continue
         assert answer.split.cached_tokens >= 0
         assert answer.cached_tokens is None or answer.cached_tokens >= 0
+
+
+@pytest.mark.parametrize("params", [{}, {"kv_transfer_params": None}])
+def test_an_aborted_request_is_no_foreign_engine(params: dict[str, Any]) -> None:
+    choice = {"index": 0, "text": "", "finish_reason": "abort"}
+    with pytest.raises(EngineUnreachableError, match="aborted the request"):
+        read_answer({"choices": [choice], **params})
+
+
+@pytest.mark.parametrize("choices", [None, [], [None], [{"finish_reason": "stop"}], {"0": "abort"}])
+def test_any_other_answer_without_ours_is(choices: object) -> None:
+    with pytest.raises(EngineWithoutConnectorError):
+        read_answer({"choices": choices})

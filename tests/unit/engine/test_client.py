@@ -44,7 +44,8 @@ class Server:
             await asyncio.wait((answering, hanging_up), return_when="FIRST_COMPLETED")
             if not answering.done():
                 answering.cancel()
-                self.closed_early.append(body["kv_transfer_params"]["sessiond_ticket"])
+                ticketed = body.get("kv_transfer_params", {"sessiond_ticket": "none"})
+                self.closed_early.append(ticketed["sessiond_ticket"])
             elif (answer := answering.result()) is not None:
                 writer.write(answer)
                 await writer.drain()
@@ -204,3 +205,53 @@ async def test_cancelling_a_round_closes_both_connections() -> None:
         await asyncio.gather(running, return_exceptions=True)
         await asyncio.sleep(0.05)
         assert sorted(server.closed_early) == ["outcome", "resume"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "done"),
+    [
+        (http("200 OK", {"success": True}), True),
+        (http("200 OK", {"success": False}), False),
+        (http("200 OK", {"success": "yes"}), False),
+        (http("200 OK", []), False),
+        # vLLM raises while requests wait for KV that is on its way.
+        (http("500 Internal Server Error", {"error": {}}), False),
+    ],
+)
+async def test_a_reset_of_caches(answer: bytes, done: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    async def handler(_: dict[str, Any]) -> bytes:
+        return answer
+
+    async with serving(handler) as server, open_http() as http_client:
+        assert await EngineClient(http_client).reset_caches(server.url, 5) is done
+    path = "POST /reset_prefix_cache?reset_running_requests=true&reset_external=true "
+    assert server.headers[0].startswith(path)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (http("404 Not Found", {"detail": "Not Found"}), EngineRefusedError),
+        (http("401 Unauthorized", {}), EngineRefusedError),
+        (http("200 OK", "no JSON")[:-1], EngineUnreachableError),
+        (None, EngineUnreachableError),
+    ],
+)
+async def test_what_can_go_wrong_with_it(answer: bytes | None, error: type[Exception]) -> None:
+    async def handler(_: dict[str, Any]) -> bytes | None:
+        return answer
+
+    async with serving(handler) as server, open_http() as http_client:
+        with pytest.raises(error):
+            await EngineClient(http_client).reset_caches(server.url, 5)
+
+
+async def test_a_reset_that_lasts_too_long() -> None:
+    async def handler(_: dict[str, Any]) -> None:
+        await asyncio.sleep(30)
+
+    async with serving(handler) as server, open_http() as http_client:
+        with pytest.raises(DeadlineExceededError):
+            await EngineClient(http_client).reset_caches(server.url, 0.05)
+        await asyncio.sleep(0.05)
+        assert server.closed_early == ["none"]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sessiond.domain.errors import EngineWithoutConnectorError, NoEngineError
+from sessiond.domain.fingerprint import Fingerprint
 from sessiond.domain.ids import DEFAULT_TENANT
 from sessiond.domain.reasons import Reason
 from sessiond.domain.session import SessionState
@@ -278,6 +279,31 @@ async def test_an_engine_whose_tier_is_on_is_preferred(suspended: World) -> None
     told = report(await suspended.resume())
     assert told["engine_id"] == on.info.engine_id
     assert told["outcome"] == "restored"
+
+
+async def test_an_engine_that_is_taking_its_fingerprint_is_asked_again_later(
+    suspended: World,
+) -> None:
+    engine = suspended.start_engine()
+    known = engine.info.fingerprint
+    engine.update(fingerprint=Fingerprint({}), tier_off="16 GB", tier_off_reason="identity_pending")
+    assert problem(await suspended.resume()) == "identity_pending"
+    ticket = await suspended.services.turns.ticket(DEFAULT_TENANT, AGENT)
+    assert (ticket.plan, ticket.generation) == ("recompute", 0)
+    assert [cause.reason for cause in ticket.causes] == ["identity_pending"]
+    engine.update(fingerprint=known, tier_off="", tier_off_reason="")
+    assert report(await suspended.resume())["outcome"] == "restored"
+
+
+async def test_an_engine_that_cannot_know_its_fingerprint_loads_nothing(suspended: World) -> None:
+    engine = suspended.start_engine()
+    engine.update(
+        fingerprint=Fingerprint({}), tier_off="changed", tier_off_reason="identity_unknown"
+    )
+    told = report(await suspended.resume())
+    assert (told["outcome"], told["reason"]) == ("recomputed", "identity_unknown")
+    assert reasons(told) == ["identity_unknown"]  # and not that every field is missing
+    assert engine.seen == []
 
 
 async def test_a_snapshot_that_nobody_recorded_is_found(world: World) -> None:

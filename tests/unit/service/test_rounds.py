@@ -1,14 +1,25 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sessiond.domain.canonical import JsonValue
+from sessiond.domain.engines import EngineInfo
+from sessiond.domain.fingerprint import Fingerprint
+from sessiond.domain.heads import Branch, Head, TurnSplit
+from sessiond.domain.ids import DEFAULT_TENANT, EngineId, SessionId
 from sessiond.domain.outcomes import Outcome
 from sessiond.domain.reasons import Cause, Reason
+from sessiond.domain.tokens import token_ids
 from sessiond.engine.answers import Answer
 from sessiond.engine.pairs import ResumeResult
 from sessiond.service import resume_rounds, suspend_rounds
-from sessiond.service.judge import conclude, movable_tokens
+from sessiond.service.engines import Located
+from sessiond.service.judge import conclude, movable_tokens, storable_tokens
+from sessiond.service.suspend_plans import Source, stops
 from sessiond.testing.values import a_summary
 
 CHUNK = 16
@@ -85,6 +96,28 @@ def test_a_suspend_ends_with_the_best_that_was_committed(
     assert (progress.best.tokens_restorable if progress.best else -1) == best
 
 
+def test_a_suspend_with_two_stops_asks_for_both() -> None:
+    progress = suspend_rounds.Progress(CHUNK, 3 * CHUNK, 0, then_tokens=5 * CHUNK)
+    end = suspend_rounds.RoundEnd(a_summary(1, tokens_restorable=3 * CHUNK, chunks=5), ())
+    progress = suspend_rounds.after_round(progress, end, MANY)
+    assert (progress.done, progress.asked_tokens) == (False, 5 * CHUNK)
+    gone = suspend_rounds.RoundEnd(None, (Cause(Reason.KV_EVICTED),), 3 * CHUNK)
+    progress = suspend_rounds.after_round(progress, gone, MANY)
+    assert progress.done
+    assert progress.best == end.summary
+
+
+def test_chunks_that_restore_nothing_yet_are_progress() -> None:
+    progress = suspend_rounds.Progress(CHUNK, 9 * CHUNK, 0)
+    for chunks, tokens in ((4, 0), (8, 0), (11, 9 * CHUNK)):
+        assert not progress.done
+        summary = a_summary(chunks, tokens_restorable=tokens, chunks=chunks)
+        progress = suspend_rounds.after_round(progress, suspend_rounds.RoundEnd(summary, ()), MANY)
+    assert progress.done
+    assert progress.best is not None
+    assert progress.best.tokens_restorable == 9 * CHUNK
+
+
 def test_rounds_are_bounded() -> None:
     progress = suspend_rounds.Progress(CHUNK, 1600, 0)
     for at in range(1, 4):
@@ -99,3 +132,47 @@ def test_a_request_fits_into_the_model(kv: int, limit: int) -> None:
     assert tokens % CHUNK == 0
     assert 0 <= tokens <= kv
     assert tokens + 2 <= limit or tokens == 0
+
+
+def windowed_engine(windows: list[int], *, keeps_replies: bool = True) -> EngineInfo:
+    groups: JsonValue = [{"window_tokens": window} for window in windows]
+    engine = EngineInfo(
+        engine_id=EngineId("e" * 32),
+        url="",
+        model="model",
+        pid=1,
+        started_unix_s=0.0,
+        heartbeat_unix_s=0.0,
+        fingerprint=Fingerprint({"kv_groups": groups}),
+        chunk_tokens=CHUNK,
+        chunk_bytes=1,
+        ram_tier_chunks=1,
+        max_model_tokens=1 << 20,
+        vllm_version="0.32.0",
+    )
+    return replace(engine, keeps_replies=keeps_replies)
+
+
+def test_replies_that_vllm_forgets_are_not_asked_for() -> None:
+    branch = Branch(token_ids(range(170)), "", "", 0.0, TurnSplit(prompt_tokens=100))
+    assert storable_tokens(branch, windowed_engine([0, 64])) == 160
+    assert storable_tokens(branch, windowed_engine([0, 64], keeps_replies=False)) == 96
+
+
+@pytest.mark.parametrize(
+    ("windows", "kept", "asked"),
+    [
+        ([0], 0, (160, 0)),
+        ([0, 64], 0, (96, 160)),  # the window at the last prompt's end, then that of the head
+        ([0, 64], 96, (160, 0)),  # which the newest snapshot has
+        ([0, 64], 48, (96, 160)),
+    ],
+)
+def test_with_windows_the_end_of_the_last_prompt_is_kept_as_well(
+    windows: list[int], kept: int, asked: tuple[int, int]
+) -> None:
+    engine = windowed_engine(windows)
+    branch = Branch(token_ids(range(170)), "", "", 0.0, TurnSplit(prompt_tokens=100))
+    head = Head(DEFAULT_TENANT, SessionId("s"), engine.engine_id, 1, 0, 0.0, (branch,))
+    source = Source(Located(engine, head), branch, 160)
+    assert stops(source, kept) == asked

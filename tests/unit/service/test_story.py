@@ -37,4 +37,4 @@ async def test_suspend_kill_resume(world: World) -> None:
     answer = await world.turn(AGENT, text(100) + text(20, seed=2))
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 96
     events = await world.services.catalogue.events(view.session.tenant, AGENT, 0, 10)
-    assert [event.kind for event in events] == ["created", "suspended", "resumed"]
+    assert [event.kind for event in events] == ["created", "turn", "suspended", "resumed"]

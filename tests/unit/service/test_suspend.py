@@ -7,6 +7,7 @@ import pytest
 
 from sessiond.domain.errors import (
     EngineWithoutConnectorError,
+    IdentityPendingError,
     NoEngineError,
     NothingToSuspendError,
     SessionNotFoundError,
@@ -180,7 +181,22 @@ async def test_a_refused_suspend_does_not_wait_for_its_commit(
     world: World, engine: FakeEngine
 ) -> None:
     engine.faults.refusals["suspend"] = Reason.TIER_OFF
-    assert problem(await world.suspend()) == "engine_refused"
+    assert problem(await world.suspend()) == "tier_off"
+
+
+@pytest.mark.parametrize("stored", [True, False])
+async def test_an_engine_that_is_taking_its_fingerprint_may_have_more_than_is_stored(
+    world: World,
+    engine: FakeEngine,
+    stored: bool,  # noqa: FBT001 - a parameter
+) -> None:
+    if stored:
+        report(await world.suspend())
+    world.kill_engine(engine)
+    other = world.start_engine()
+    other.update(tier_off="16 GB", tier_off_reason="identity_pending")
+    with pytest.raises(IdentityPendingError):
+        await world.suspend()
 
 
 async def test_what_earlier_rounds_stored_is_kept(world: World, engine: FakeEngine) -> None:

@@ -187,3 +187,20 @@ async def test_a_suspend_that_is_refused_for_ever_is_tried_less_and_less(
         failed += (await world.services.sweeper.sweep()).failed
     assert 5 <= failed <= 7
     assert suspends(engine) == 0
+
+
+@pytest.mark.anyio
+async def test_what_was_evicted_is_not_asked_for_at_every_sweep(
+    world: World, engine: FakeEngine
+) -> None:
+    engine.evict(keep_tokens=32)
+    world.pass_time(IDLE_S + 1)
+    assert (await world.services.sweeper.sweep()).suspended == 1
+    asked = suspends(engine)
+    assert (await world.services.sweeper.sweep()).due == 0
+    world.pass_time(world.services.context.limits.sweep_retry_s + 1)
+    assert (await world.services.sweeper.sweep()).due == 1
+    await world.turn(AGENT, text(130))
+    world.pass_time(IDLE_S + 1)
+    assert (await world.services.sweeper.sweep()).suspended == 1
+    assert suspends(engine) > asked

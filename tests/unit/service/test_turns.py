@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from sessiond.domain.errors import NoEngineError
-from sessiond.domain.ids import DEFAULT_TENANT, TenantId
+from sessiond.domain.ids import DEFAULT_TENANT, SessionId, TenantId
 from sessiond.domain.tickets import TicketOp, verify
 from sessiond.testing.world import AGENT, World, report, text
 
@@ -36,7 +36,7 @@ async def test_tenants_have_different_salts(world: World) -> None:
 
 
 async def test_plans(world: World) -> None:
-    ticket, turns = world.services.turns.ticket, world.services.turns
+    ticket = world.services.turns.ticket
     engine = world.start_engine()
     await world.create()
     first = await ticket(DEFAULT_TENANT, AGENT)
@@ -49,7 +49,7 @@ async def test_plans(world: World) -> None:
     world.start_engine()
     third = await ticket(DEFAULT_TENANT, AGENT)
     assert (third.plan, third.generation, third.causes) == ("load", 1, ())
-    probe = await turns.probe(DEFAULT_TENANT, AGENT)
+    probe = await world.services.prober.probe(DEFAULT_TENANT, AGENT)
     assert (probe.plan, probe.tokens_loadable, probe.mismatches) == ("load", 96, ())
 
 
@@ -75,7 +75,7 @@ async def test_what_differs_is_named_and_forbids_loading(world: World) -> None:
     ticket = await world.services.turns.ticket(DEFAULT_TENANT, AGENT)
     assert (ticket.plan, ticket.generation) == ("recompute", 0)
     assert [cause.reason for cause in ticket.causes] == ["weights_mismatch"]
-    probe = await world.services.turns.probe(DEFAULT_TENANT, AGENT)
+    probe = await world.services.prober.probe(DEFAULT_TENANT, AGENT)
     assert [m.field for m in probe.mismatches] == ["weights_digest", "torch_version"]
     assert (probe.tokens_restorable, probe.tokens_loadable) == (96, 0)
 
@@ -109,3 +109,38 @@ async def test_the_engine_that_was_resumed_on_is_chosen_while_it_lives(world: Wo
     world.kill_engine(second)
     ticket = await world.services.turns.ticket(DEFAULT_TENANT, AGENT)
     assert (ticket.engine.engine_id, ticket.plan) == (third.info.engine_id, "load")
+
+
+async def suspended_by_a_renamed_engine(world: World) -> None:
+    """A session for the model "smol" whose next engine calls its model something else."""
+    engine = world.start_engine()
+    await world.create(model="smol")
+    await world.turn(AGENT, text(100))
+    report(await world.suspend())
+    world.kill_engine(engine)
+    world.start_engine().update(model="other")
+
+
+async def test_a_name_is_no_identity_what_computed_the_snapshot_is(world: World) -> None:
+    await suspended_by_a_renamed_engine(world)
+    ticket = await world.services.turns.ticket(DEFAULT_TENANT, AGENT)
+    assert (ticket.plan, ticket.generation, ticket.causes) == ("load", 1, ())
+    assert ticket.engine.model == "other"
+
+
+async def test_without_its_content_the_name_decides(world: World) -> None:
+    await suspended_by_a_renamed_engine(world)
+    await world.create(SessionId("new"), model="smol")
+    with pytest.raises(NoEngineError, match="serves the model 'smol', but 'other'"):
+        await world.services.turns.ticket(DEFAULT_TENANT, SessionId("new"))
+
+
+async def test_another_model_under_another_name_is_none_of_the_sessions(world: World) -> None:
+    engine = world.start_engine()
+    await world.create(model="smol")
+    await world.turn(AGENT, text(100))
+    report(await world.suspend())
+    world.kill_engine(engine)
+    world.start_engine(fields={"weights_digest": "f" * 64}).update(model="other")
+    with pytest.raises(NoEngineError):
+        await world.services.turns.ticket(DEFAULT_TENANT, AGENT)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sessiond.domain.engines import EngineInfo, SharedFile
+from sessiond.domain.engines import EngineInfo, ServedAdapter, SharedFile
 from sessiond.domain.errors import ConfigurationError
 from sessiond.domain.ids import EngineId
 from sessiond.store.store import Store
@@ -39,7 +39,8 @@ def test_an_engine_lives_until_it_is_closed(store: Store) -> None:
     with store.publish_engine(INFO) as file:
         assert store.live_engines() == [INFO]
         assert store.engine_is_live(INFO.engine_id)
-        later = replace(INFO, heartbeat_unix_s=3.0, tier_off="reset")
+        adapters = (ServedAdapter("poet", digest="d"), ServedAdapter("scribe", unproven="new"))
+        later = replace(INFO, heartbeat_unix_s=3.0, tier_off="reset", adapters=adapters)
         file.update(later)
         assert store.live_engines() == [later]
         assert store.remove_dead_engines() == []

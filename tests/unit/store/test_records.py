@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessiond.domain.engines import EngineInfo, SharedFile
+from sessiond.domain.engines import EngineInfo, ServedAdapter, SharedFile
 from sessiond.domain.errors import StoreCorruptError
-from sessiond.domain.heads import Branch, Head, TurnSplit
+from sessiond.domain.fingerprint import Fingerprint
+from sessiond.domain.heads import Branch, Head, LastTurn, TurnSplit
 from sessiond.domain.ids import EngineId, SegmentId, SessionId, TenantId
+from sessiond.domain.reasons import Cause, Reason
 from sessiond.domain.snapshot import ChunkRecord, Manifest
 from sessiond.domain.tokens import token_ids
 from sessiond.store import sealed
@@ -71,6 +74,18 @@ def test_manifests_round_trip(manifest: Manifest) -> None:
     assert unpack_manifest(pack_manifest(manifest, KEYS), KEYS) == manifest
 
 
+SPLITS = st.builds(TurnSplit, COUNTS, COUNTS, COUNTS, COUNTS)
+LAST_TURNS = st.builds(
+    LastTurn,
+    ended_unix_s=TIMES,
+    split=SPLITS,
+    tokens_total=COUNTS,
+    tokens_restorable=COUNTS,
+    diverged_at_token=st.none() | COUNTS,
+    causes=st.lists(
+        st.builds(Cause, st.sampled_from(Reason), NAMES, NAMES, st.lists(COUNTS)), max_size=2
+    ).map(tuple),
+)
 HEADS = st.builds(
     Head,
     tenant=NAMES,
@@ -86,16 +101,30 @@ HEADS = st.builds(
             adapter_digest=NAMES,
             cache_salt_hash=NAMES,
             updated_unix_s=TIMES,
-            split=st.builds(TurnSplit, COUNTS, COUNTS, COUNTS, COUNTS),
+            split=SPLITS,
+            adapter_name=NAMES,
         ),
         max_size=4,
     ).map(tuple),
+    last_turn=st.none() | LAST_TURNS,
+    unkept=NAMES,
 )
 
 
 @given(HEADS)
 def test_heads_round_trip(head: Head) -> None:
     assert unpack_head(pack_head(head, KEYS), KEYS) == head
+
+
+def test_a_head_of_an_earlier_version_is_read() -> None:
+    branch = Branch(token_ids([1, 2]), "", "salt", 1.0, TurnSplit(1))
+    packed = pack_head(Head("t", "s", "e", 1, 0, 1.0, (branch,), unkept="not_text"), KEYS)
+    written = sealed.read_unsealed(packed)
+    values: dict[str, Any] = dict(written.values)
+    del values["last_turn"], values["unkept"], values["branches"][0]["adapter_name"]
+    old = sealed.pack(sealed.Sealed(sealed.Kind.HEAD, values, written.sections), KEYS)
+    read = unpack_head(old, KEYS)
+    assert (read.branches, read.last_turn, read.unkept) == ((branch,), None, "")
 
 
 SESSIONS = st.builds(
@@ -135,6 +164,9 @@ def test_session_files_round_trip(record: SessionRecord) -> None:
         vllm_version=NAMES,
         shared_files=st.lists(st.builds(SharedFile, NAMES, COUNTS), max_size=2).map(tuple),
         tier_off=NAMES,
+        attestable=st.booleans(),
+        resets=COUNTS,
+        adapters=st.lists(st.builds(ServedAdapter, NAMES, NAMES, NAMES), max_size=2).map(tuple),
     )
 )
 def test_engine_files_round_trip(info: EngineInfo) -> None:
@@ -167,6 +199,7 @@ def a_chunk(start: int = 0, end: int = 16, group: int = 0) -> ChunkRecord:
         [replace(a_chunk(), stored_bytes=11)],
         [replace(a_chunk(), raw_bytes=1 << 40, stored_bytes=1 << 40)],
         [replace(a_chunk(), segment_id=SegmentId("../../etc/passwd"))],
+        [replace(a_chunk(), group=2**32 - 1)],
     ],
 )
 def test_impossible_chunks_are_neither_written_nor_believed(chunks: list[ChunkRecord]) -> None:
@@ -174,6 +207,27 @@ def test_impossible_chunks_are_neither_written_nor_believed(chunks: list[ChunkRe
     assert fault_of(manifest)
     with pytest.raises(ValueError, match="must not be written"):
         pack_manifest(manifest, KEYS)
+
+
+WINDOWED = Fingerprint({"kv_groups": [{"window_tokens": 0}, {"window_tokens": 32}]})
+
+
+@pytest.mark.parametrize(
+    ("chunks", "fault"),
+    [
+        ([a_chunk(16, 32, group=1)], ""),  # of a window, what lies before is not kept
+        ([a_chunk(0, 16, group=1), a_chunk(32, 48, group=1)], ""),
+        ([a_chunk(16, 32, group=0)], "group 0 has a gap"),
+        ([a_chunk(16, 32, group=1)] * 2, "a windowed group's chunk is misplaced"),
+        ([a_chunk(8, 24, group=1)], "a windowed group's chunk is misplaced"),
+        ([a_chunk(16, 48, group=1)], "a windowed group's chunk is misplaced"),
+    ],
+)
+def test_chunks_of_a_windowed_group_have_their_places(
+    chunks: list[ChunkRecord], fault: str
+) -> None:
+    plan = SnapshotPlan(chunks=3, fingerprint=WINDOWED)
+    assert fault_of(manifest_of_plan(plan, chunks)) == fault
 
 
 @pytest.mark.parametrize(
@@ -225,6 +279,9 @@ def test_sealed_nonsense_in_a_manifest_is_refused(
         unpack_manifest(resealed(packed, values, sections), KEYS)
 
 
+TURN = LastTurn(1.0, TurnSplit(1)).as_json()
+
+
 @pytest.mark.parametrize(
     "values",
     [
@@ -233,6 +290,13 @@ def test_sealed_nonsense_in_a_manifest_is_refused(
         {"branches": [1]},
         {"sequence": 1.5},
         {"turns_in_flight": None},
+        {"unkept": None},
+        {"last_turn": []},
+        {"last_turn": {}},
+        {"last_turn": {**TURN, "diverged_at_token": 0.5}},
+        {"last_turn": {**TURN, "diverged_at_token": "7"}},
+        {"last_turn": {**TURN, "causes": [1]}},
+        {"last_turn": {**TURN, "split": {}}},
     ],
 )
 def test_sealed_nonsense_in_a_head_is_refused(values: dict[str, object]) -> None:

@@ -14,8 +14,9 @@ from sessiond.connector.mover.loads import open_load
 from sessiond.connector.mover.meter import MeteredOps
 from sessiond.domain.errors import StoreError
 from sessiond.domain.fingerprint import Fingerprint
+from sessiond.domain.heads import LastTurn, TurnSplit
 from sessiond.domain.ids import SessionId
-from sessiond.domain.reasons import Reason
+from sessiond.domain.reasons import Cause, Reason
 from sessiond.domain.tokens import to_bytes, token_ids
 from sessiond.store.codecs import Codec
 from sessiond.store.store import Store
@@ -60,7 +61,7 @@ def leave_no_room(local: MoverRig) -> FaultyOps:
 def test_kv_comes_back_into_other_slots(rig: MoverRig, session: str) -> None:
     assert rig.suspend(session, HEAD).snapshot is not None
     opened = rig.open_load(session, HEAD)
-    assert (opened.chunks, opened.causes) == (3, [])
+    assert (opened.chunks, opened.causes) == ([0, 1, 2], [])
     done = rig.load(opened.plan_id, OTHER_SLOTS)
     assert (done.failed, done.causes) == ([], [])
     assert [rig.slot(slot) for _, slot in OTHER_SLOTS] == [bf16_bytes(seed) for seed in range(3)]
@@ -104,7 +105,7 @@ def test_a_chunk_known_to_be_bad_is_not_offered_again(rig: MoverRig, session: st
     flip_chunk(rig, session, 1)
     rig.load(rig.open_load(session, HEAD).plan_id, OTHER_SLOTS)
     opened = rig.open_load(session, HEAD)
-    assert (opened.chunks, reasons(opened.causes)) == (1, ["snapshot_corrupt"])
+    assert (opened.chunks, reasons(opened.causes)) == ([0, 2], ["snapshot_corrupt"])
 
 
 def test_a_discarded_suspend_leaves_nothing(rig: MoverRig, session: str) -> None:
@@ -120,18 +121,23 @@ def test_a_discarded_suspend_leaves_nothing(rig: MoverRig, session: str) -> None
 def test_a_head_is_written(rig: MoverRig, session: str) -> None:
     described = {
         "tokens": len(HEAD),
-        "adapter_digest": "",
+        "adapter_digest": "ad",
+        "adapter_name": "poet",
         "cache_salt_hash": "5a",
         "updated_unix_s": 4.0,
         "split": {"prompt_tokens": 1, "vram_tokens": 2, "ram_tokens": 3, "disk_tokens": 4},
     }
     other = {**described, "tokens": len(LONGER_HEAD)}
     payload = to_bytes(HEAD) + to_bytes(LONGER_HEAD)
-    rig.send(protocol.WriteHead(TENANT, session, 9, 1, 5.0, [described, other], payload))
+    turn = LastTurn(5.0, TurnSplit(9, 8), 20, 16, 7, (Cause(Reason.DIVERGED, "at token 7"),))
+    told: dict[str, Any] = {"last_turn": turn.as_json(), "unkept": "not_text"}
+    rig.send(protocol.WriteHead(TENANT, session, 9, 1, 5.0, [described, other], payload, **told))
     head = wait_for_head(rig, session)
+    assert (head.last_turn, head.unkept) == (turn, "not_text")
     assert (head.engine_id, head.sequence, head.turns_in_flight) == (rig.hello.engine_id, 9, 1)
     assert [branch.tokens for branch in head.branches] == [HEAD, LONGER_HEAD]
     assert head.branches[0].split.disk_tokens == 4
+    assert (head.branches[0].adapter_digest, head.branches[0].adapter_name) == ("ad", "poet")
 
 
 def wait_for_head(rig: MoverRig, session: str) -> Any:  # noqa: ANN401 - a Head
@@ -146,42 +152,61 @@ def wait_for_head(rig: MoverRig, session: str) -> Any:  # noqa: ANN401 - a Head
 # What may be used
 
 
-def test_a_prompt_that_diverges_uses_the_chunks_before(local: MoverRig) -> None:
+@pytest.mark.parametrize("chunks", range(4))
+@pytest.mark.parametrize("more", [0, 1, 3])
+def test_a_prompt_that_diverges_uses_the_whole_chunks_before(
+    local: MoverRig, chunks: int, more: int
+) -> None:
     local.suspend("s", HEAD)
-    prompt = token_ids([*HEAD[: CHUNK_TOKENS + 3], *range(100)])
-    opened = local.open_load("s", prompt)
-    assert (opened.chunks, reasons(opened.causes)) == (1, ["diverged"])
-    assert opened.causes[0]["detail"] == f"at token {CHUNK_TOKENS + 3}"
+    at = chunks * CHUNK_TOKENS + more
+    opened = local.open_load("s", token_ids([*HEAD[:at], HEAD[at] + 1, *HEAD[at + 1 :]]))
+    assert (opened.chunks, opened.causes) == (list(range(chunks)), [])
+    assert opened.common_tokens == at
+    assert (opened.tokens_total, opened.tokens_restorable) == (len(HEAD), 3 * CHUNK_TOKENS)
 
 
 def test_a_longer_prompt_is_no_divergence(local: MoverRig) -> None:
     local.suspend("s", HEAD)
     opened = local.open_load("s", LONGER_HEAD)
-    assert (opened.chunks, opened.causes) == (3, [])
+    assert (opened.chunks, opened.causes) == ([0, 1, 2], [])
 
 
 def test_a_shorter_prompt_uses_its_whole_chunks(local: MoverRig) -> None:
     local.suspend("s", HEAD)
     opened = local.open_load("s", HEAD[: 2 * CHUNK_TOKENS + 1])
-    assert (opened.chunks, opened.causes) == (2, [])
+    assert (opened.chunks, opened.causes) == ([0, 1], [])
+
+
+@pytest.mark.parametrize("alike_tokens", [CHUNK_TOKENS + 1, 2 * CHUNK_TOKENS])
+def test_of_two_sessions_that_are_nearly_the_same_each_has_its_own(
+    local: MoverRig, alike_tokens: int
+) -> None:
+    other = HEAD[:alike_tokens] + token_ids([7]) + HEAD[alike_tokens + 1 :]
+    local.suspend("one", HEAD)
+    local.suspend("two", other)
+    whole = alike_tokens // CHUNK_TOKENS
+    for session, own, foreign in [("one", HEAD, other), ("two", other, HEAD)]:
+        assert local.open_load(session, own).chunks == [0, 1, 2]
+        opened = local.open_load(session, foreign)
+        assert (opened.chunks, opened.common_tokens) == (list(range(whole)), alike_tokens)
 
 
 def test_without_a_snapshot_there_is_nothing(local: MoverRig) -> None:
     opened = local.open_load("s", HEAD)
-    assert (opened.chunks, reasons(opened.causes)) == (0, ["snapshot_missing"])
+    assert (opened.chunks, reasons(opened.causes)) == ([], ["snapshot_missing"])
 
 
 def test_another_adapter_may_not_use_it(local: MoverRig) -> None:
     local.suspend("s", HEAD)
     opened = local.open_load("s", HEAD, adapter_digest="poet")
-    assert (opened.chunks, reasons(opened.causes)) == (0, ["adapter_mismatch"])
+    assert (opened.chunks, reasons(opened.causes)) == ([], ["adapter_mismatch"])
 
 
 def test_other_weights_may_not_use_it(local: MoverRig, tmp_path: Path) -> None:
     local.suspend("s", HEAD)
     other = MoverRig(tmp_path, make_hello(tmp_path, a_fingerprint("w2")), in_process=True)
     opened = other.open_load("s", HEAD)
-    assert (opened.chunks, reasons(opened.causes)) == (0, ["weights_mismatch"])
+    assert (opened.chunks, reasons(opened.causes)) == ([], ["weights_mismatch"])
     other.close()
 
 
@@ -189,7 +214,7 @@ def test_another_vllm_patch_version_may_use_it(local: MoverRig, tmp_path: Path) 
     local.suspend("s", HEAD)
     patched = Fingerprint({**a_fingerprint().fields, "vllm_version": "0.32.1"})
     other = MoverRig(tmp_path, make_hello(tmp_path, patched), in_process=True)
-    assert other.open_load("s", HEAD).chunks == 3
+    assert other.open_load("s", HEAD).chunks == [0, 1, 2]
     other.close()
 
 
@@ -198,7 +223,7 @@ def test_a_segment_that_is_gone_is_told(local: MoverRig) -> None:
     for path in (local.store.root / "segments").rglob("*.seg"):
         path.unlink()
     opened = local.open_load("s", HEAD)
-    assert (opened.chunks, reasons(opened.causes)) == (0, ["snapshot_missing"])
+    assert (opened.chunks, reasons(opened.causes)) == ([], ["snapshot_missing"])
 
 
 def test_a_damaged_manifest_is_told(local: MoverRig) -> None:
@@ -247,7 +272,7 @@ def test_a_plan_closed_while_a_load_runs_is_released_by_the_load(local: MoverRig
 def test_unreadable_notes_do_not_hinder_a_load(local: MoverRig) -> None:
     local.suspend("s", HEAD)
     leave_no_room(local).fail("open", errno.EACCES, name_part=".bad", times=99)
-    assert local.open_load("s", HEAD).chunks == 3
+    assert local.open_load("s", HEAD).chunks == [0, 1, 2]
 
 
 def test_a_disk_that_cannot_be_read_fails_the_chunks(local: MoverRig) -> None:
@@ -314,38 +339,38 @@ def test_a_deleted_session_is_not_revived(local: MoverRig) -> None:
 def test_a_head_of_a_deleted_session_is_dropped(local: MoverRig) -> None:
     local.store.delete_session(TENANT, SessionId("s"))
     local.send(protocol.WriteHead(TENANT, "s", 1, 0, 5.0, []))
-    assert local.open_load("s", HEAD).chunks == 0  # it goes on
+    assert local.open_load("s", HEAD).chunks == []  # it goes on
     assert local.store.read_heads(TENANT, SessionId("s")) == []
 
 
 def test_chunks_of_another_adapter_are_not_shared(local: MoverRig) -> None:
     local.suspend("s", HEAD)
-    assert local.open_suspend("s", HEAD, 2, adapter_digest="poet").durable_chunks == 0
+    assert local.open_suspend("s", HEAD, 2, adapter_digest="poet").durable_chunks == []
 
 
 def test_chunks_of_other_weights_are_not_shared(local: MoverRig, tmp_path: Path) -> None:
     local.suspend("s", HEAD)
     other = MoverRig(tmp_path, make_hello(tmp_path, a_fingerprint("w2")), in_process=True)
-    assert other.open_suspend("s", HEAD, 2).durable_chunks == 0
+    assert other.open_suspend("s", HEAD, 2).durable_chunks == []
     other.close()
 
 
 def test_chunks_of_another_session_are_not_shared(local: MoverRig) -> None:
     local.suspend("s", HEAD)
-    assert local.open_suspend("s-2", HEAD).durable_chunks == 0
+    assert local.open_suspend("s-2", HEAD).durable_chunks == []
 
 
 def test_bad_chunks_are_not_shared(local: MoverRig) -> None:
     local.suspend("s", HEAD)
     flip_chunk(local, "s", 1)
     local.load(local.open_load("s", HEAD).plan_id, OTHER_SLOTS)
-    assert local.open_suspend("s", HEAD, 2).durable_chunks == 1
+    assert local.open_suspend("s", HEAD, 2).durable_chunks == [0, 2]
 
 
 def test_only_the_common_chunks_are_shared(local: MoverRig) -> None:
     local.suspend("s", HEAD)
     changed = token_ids([*HEAD[: 2 * CHUNK_TOKENS - 1], 1, *HEAD[2 * CHUNK_TOKENS :]])
-    assert local.open_suspend("s", changed, 2).durable_chunks == 1
+    assert local.open_suspend("s", changed, 2).durable_chunks == [0]
 
 
 def test_a_long_suspend_is_split_into_segments(tmp_path: Path) -> None:
@@ -529,7 +554,7 @@ def test_a_suspend_that_cannot_be_opened_is_answered(local: MoverRig) -> None:
     name = local.store.keys.session_name(TENANT, SessionId("s"))
     leave_no_room(local).fail("open", errno.EACCES, name_part=name)
     opened = local.open_suspend("s", HEAD, 2)
-    assert (opened.durable_chunks, reasons(opened.causes)) == (0, [Reason.STORE_FAILED])
+    assert (opened.durable_chunks, reasons(opened.causes)) == ([], [Reason.STORE_FAILED])
     assert local.finish_suspend(opened.plan_id, commit=False).snapshot is None
 
 

@@ -1,0 +1,116 @@
+"""The JSON of engines."""
+
+from typing import Any, Self
+
+from pydantic import Field
+
+from sessiond.api.models import Answer
+from sessiond.domain.architectures import KV_KINDS, Support, kinds_of
+from sessiond.domain.engines import EngineInfo
+from sessiond.service.attest import Attestation
+
+
+class AdapterOut(Answer):
+    """A LoRA adapter that an engine serves."""
+
+    name: str = Field(description="That requests give as their model.")
+    digest: str = Field(description="Of its content; empty while that is not proven.")
+    unproven: str = Field(description="Why not; empty while it is proven.")
+
+
+class KvKindOut(Answer):
+    """A kind of KV group."""
+
+    kind: str = Field(
+        description="vLLM's class, and in brackets what is unusual about it.",
+        examples=["FullAttentionSpec"],
+    )
+    what: str
+    support: Support = Field(
+        description="golden: proved on the real engine. refused: such an engine does not start."
+    )
+    sentence: str
+
+
+class EngineOut(Answer):
+    """A live engine."""
+
+    engine_id: str
+    url: str
+    model: str
+    vllm_version: str
+    started_unix_s: float
+    heartbeat_unix_s: float
+    chunk_tokens: int
+    chunk_bytes: int
+    ram_tier_chunks: int
+    max_model_tokens: int
+    tier_off: str = Field(description="Why the snapshot tier is off; empty while it is on.")
+    tier_off_reason: str = Field(description="The code of that; empty while it is on.")
+    attestable: bool = Field(description="Whether an operator may turn it on: see attest.")
+    resets: int = Field(description="How often the engine's caches were reset.")
+    adapters: list[AdapterOut]
+    kv_kinds: list[KvKindOut] = Field(description="The kinds of its KV groups.")
+
+    @classmethod
+    def of(cls, engine: EngineInfo) -> Self:
+        """Translate."""
+        return cls(**_shown(engine))
+
+
+class EngineDetailOut(EngineOut):
+    """A live engine with all facts that decide whether KV fits it."""
+
+    fingerprint: dict[str, Any]
+    kv_support: list[KvKindOut] = Field(description="Every kind that sessiond knows.")
+
+    @classmethod
+    def of(cls, engine: EngineInfo) -> Self:
+        """Translate."""
+        facts = dict(engine.fingerprint.fields)
+        return cls(**_shown(engine), fingerprint=facts, kv_support=kv_support())
+
+
+class AttestOut(Answer):
+    """An engine whose snapshot tier is on, on an operator's word."""
+
+    engine_id: str
+    was_off: str = Field(description="Why the tier was off; empty if it was on already.")
+    seconds: float
+
+    @classmethod
+    def of(cls, attestation: Attestation) -> Self:
+        """Translate."""
+        return cls(
+            engine_id=attestation.engine.engine_id,
+            was_off=attestation.was_off,
+            seconds=attestation.seconds,
+        )
+
+
+class StrangerOut(Answer):
+    """A configured server that answers HTTP and does not load sessiond's connector."""
+
+    url: str
+    code: str = Field(examples=["engine_without_connector"])
+    detail: str
+    hint: str
+
+
+class EnginesOut(Answer):
+    """The engines of this node, the newest first."""
+
+    engines: list[EngineOut]
+    strangers: list[StrangerOut]
+    kv_support: list[KvKindOut] = Field(description="Every kind that sessiond knows.")
+
+
+def kv_support() -> list[KvKindOut]:
+    """Return the table of all kinds of KV groups."""
+    return [KvKindOut.model_validate(known) for known in KV_KINDS]
+
+
+def _shown(engine: EngineInfo) -> dict[str, Any]:
+    kinds = [KvKindOut.model_validate(known) for known in kinds_of(engine.fingerprint)]
+    named = EngineOut.model_fields.keys() - {"kv_kinds"}
+    return {**{name: getattr(engine, name) for name in named}, "kv_kinds": kinds}

@@ -1,0 +1,59 @@
+"""What a turn met, and how it went: for its answer and for the session's head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sessiond.connector.requests import TicketedRequest
+from sessiond.connector.settlements import without_repeats
+from sessiond.domain.divergence import Meeting, closest, meet
+from sessiond.domain.heads import Head, LastTurn, TurnSplit
+from sessiond.domain.reasons import Cause, Reason
+from sessiond.domain.tokens import TokenIds, common_prefix_tokens
+
+
+def meet_head(head: Head | None, prompt: TokenIds[int], adapter_digest: str = "") -> Meeting | None:
+    """Compare a prompt with the branch of its adapter that it has the most in common with."""
+    branches = head.branches if head else ()
+    alike = (one for one in branches if one.adapter_digest == adapter_digest)
+    return closest(meet(prompt, one.tokens) for one in alike)
+
+
+def is_side_call(head: Head | None, prompt: TokenIds[int]) -> bool:
+    """Whether a prompt does not go on with the conversation itself, whatever adapter it has."""
+    main = head.main if head else None
+    return main is not None and 2 * common_prefix_tokens(main.tokens, prompt) < len(main.tokens)
+
+
+def last_turn(request: TicketedRequest, now_unix_s: float) -> LastTurn:
+    """Return how a turn that ends now went."""
+    load = request.load
+    snapshot = load.snapshot if load else None
+    met = closest(one for one in (request.known, snapshot) if one is not None)
+    diverged_at_token = met.diverged_at_token if met else None
+    causes = without_repeats(request.causes)
+    if diverged_at_token is not None:
+        causes.append(Cause(Reason.DIVERGED, detail=f"at token {diverged_at_token}"))
+    return LastTurn(
+        ended_unix_s=now_unix_s,
+        split=request.split,
+        tokens_total=met.tokens_total if met else 0,
+        tokens_restorable=load.tokens_restorable if load else 0,
+        diverged_at_token=diverged_at_token,
+        causes=tuple(causes),
+    )
+
+
+def unkept_turn(request: TicketedRequest, cause: Cause, now_unix_s: float) -> LastTurn:
+    """Return what is told of a turn that is served and not kept."""
+    split = TurnSplit(prompt_tokens=request.prompt_tokens)
+    return LastTurn(ended_unix_s=now_unix_s, split=split, causes=(cause,))
+
+
+def turn_facts(turn: LastTurn) -> dict[str, Any]:
+    """Return what a turn's answer tells beside its split."""
+    return {
+        "tokens_total": turn.tokens_total,
+        "tokens_restorable": turn.tokens_restorable,
+        "diverged_at_token": turn.diverged_at_token,
+    }

@@ -1,0 +1,111 @@
+"""Attestation: an operator says that an engine's weights are those of its files again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from sessiond.domain.errors import AttestationRefusedError, EngineUnreachableError
+from sessiond.domain.ids import SessionId
+from sessiond.domain.reasons import EXPLANATIONS
+from sessiond.engine.client import TicketedRequest
+from sessiond.service.permits import Purpose
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from sessiond.domain.engines import EngineInfo
+    from sessiond.domain.ids import TenantId
+    from sessiond.domain.reasons import Cause
+    from sessiond.service.context import Context
+
+_log = logging.getLogger(__name__)
+
+#: Any token does: what the request computes is thrown away.
+_PROMPT = (1,)
+
+
+@dataclass(frozen=True)
+class Attestation:
+    """The answer to an attestation."""
+
+    engine: EngineInfo  #: as it is now
+    was_off: str  #: why its snapshot tier was off; empty if it was on already
+    seconds: float
+
+
+class Attestations:
+    """Turns snapshot tiers on again."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def attest(self, tenant: TenantId, engine_id: str) -> Attestation:
+        """Have an engine turn its snapshot tier on again.
+
+        The engine's caches are reset first: what it keeps from then on was computed after the
+        operator's word. Requests that run begin anew.
+
+        :raises EngineNotFoundError: there is no live engine of that id.
+        :raises AttestationRefusedError: the tier must stay off; the message says why.
+        :raises UnavailableError: the engine does not answer, or cannot reset its caches.
+        """
+        began_s = monotonic()
+        before = await self._context.engines.get(engine_id)
+        if not before.tier_off:
+            return Attestation(before, "", monotonic() - began_s)
+        if not before.attestable:
+            raise AttestationRefusedError(f"The tier is off for good: {before.tier_off}.")
+        if not before.url:
+            raise EngineUnreachableError(f"Engine {engine_id} did not tell its URL.")
+        await self._attest(tenant, await self._reset(before))
+        after = await self._seen(engine_id, lambda engine: not engine.tier_off)
+        _log.warning(
+            "tenant %s attests the weights of engine %s; its tier was off: %s",
+            tenant,
+            engine_id,
+            before.tier_off,
+        )
+        return Attestation(after, before.tier_off, monotonic() - began_s)
+
+    async def _reset(self, engine: EngineInfo) -> EngineInfo:
+        deadline_s = monotonic() + self._deadline_s
+        while not await self._context.client.reset_caches(engine.url, self._deadline_s):
+            if monotonic() >= deadline_s:
+                raise AttestationRefusedError("Its caches cannot be reset: requests hold KV.")
+            await asyncio.sleep(self._context.limits.poll_s)
+        return await self._seen(engine.engine_id, lambda now: now.resets > engine.resets)
+
+    async def _attest(self, tenant: TenantId, engine: EngineInfo) -> None:
+        purpose = Purpose(tenant, SessionId(""), engine, engine.resets)
+        permit = self._context.signer.attest(purpose, self._context.now())
+        request = TicketedRequest(
+            engine.url, engine.model, _PROMPT, permit.cache_salt, permit.ticket
+        )
+        answer = await self._context.client.send(request, self._deadline_s)
+        if not answer.flag("tier_on"):
+            raise AttestationRefusedError(_why(answer.causes))
+
+    async def _seen(self, engine_id: str, has: Callable[[EngineInfo], bool]) -> EngineInfo:
+        """Return the engine when its file, which lags a moment behind, says what it must."""
+        deadline_s = monotonic() + self._deadline_s
+        while True:
+            engine = await self._context.engines.get(engine_id)
+            if has(engine):
+                return engine
+            if monotonic() >= deadline_s:
+                raise EngineUnreachableError("The engine's file does not tell what it did.")
+            await asyncio.sleep(self._context.limits.poll_s)
+
+    @property
+    def _deadline_s(self) -> float:
+        return self._context.limits.attest_deadline_s
+
+
+def _why(causes: Sequence[Cause]) -> str:
+    for cause in causes:
+        return f"{cause.detail or EXPLANATIONS[cause.reason].sentence.rstrip('.')}."
+    return "The engine did not turn its tier on and told no cause."

@@ -1,0 +1,132 @@
+"""What a suspend is about, and what it amounts to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from sessiond.domain.kvgroups import groups_of
+from sessiond.domain.outcomes import SuspendReport
+from sessiond.domain.reasons import Cause, Reason
+from sessiond.domain.tokens import whole_chunk_tokens
+from sessiond.service.judge import summarize
+from sessiond.service.suspend_rounds import Progress, error_of
+
+if TYPE_CHECKING:
+    from sessiond.domain.heads import Branch
+    from sessiond.domain.session import Session
+    from sessiond.domain.snapshot import Manifest, SnapshotSummary
+    from sessiond.service.engines import Located
+
+
+@dataclass(frozen=True)
+class Source:
+    """The KV that a suspend stores."""
+
+    located: Located
+    branch: Branch
+    tokens: int  #: in whole chunks
+
+    @property
+    def model(self) -> str:
+        """The name under which the engine knows what computed it."""
+        return self.branch.adapter_name or self.located.engine.model
+
+    @property
+    def hindrance(self) -> Cause | None:
+        """Why the engine would not hand it over, as far as its file tells."""
+        if not self.branch.adapter_digest:
+            return None
+        adapter = self.located.engine.adapter(self.branch.adapter_name)
+        if adapter is not None and adapter.digest in ("", self.branch.adapter_digest):
+            return adapter.cause()
+        return Cause(
+            Reason.ADAPTER_MISMATCH,
+            detail=f"adapter {self.branch.adapter_name!r}",
+            stored=self.branch.adapter_digest,
+            live=adapter.digest if adapter else None,
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a suspend is going to do."""
+
+    session: Session
+    newest: Manifest | None  #: the newest snapshot that can be read
+    source: Source | None  #: ``None``: no live engine has more than the snapshot
+    kept_tokens: int = 0  #: of the source, in the newest snapshot already
+
+
+def begin(source: Source, kept: int) -> Progress:
+    """Return the state before the first round; *kept* tokens are in a snapshot already."""
+    first, then = stops(source, kept)
+    return Progress(
+        chunk_tokens=source.located.engine.chunk_tokens,
+        asked_tokens=first,
+        kept_tokens=kept,
+        then_tokens=then,
+    )
+
+
+def stops(source: Source, kept: int) -> tuple[int, int]:
+    """Return for how many tokens to ask, and then for how many more.
+
+    With sliding windows a context can be restored only up to where a window was kept. The next
+    turn's prompt may differ within the last reply, which is rendered anew, so the window at the
+    end of the last prompt is kept as well.
+    """
+    engine = source.located.engine
+    windowed = groups_of(engine.fingerprint, engine.chunk_tokens).windowed
+    prompt = whole_chunk_tokens(source.branch.split.prompt_tokens, engine.chunk_tokens)
+    if windowed and kept < prompt < source.tokens:
+        return prompt, source.tokens
+    return source.tokens, 0
+
+
+def report(source: Source, progress: Progress, seconds: float) -> SuspendReport:
+    """Return what a suspend that has ended amounts to.
+
+    :raises SessiondError: nothing was stored
+    """
+    best = progress.best
+    if best is None:
+        raise error_of(progress.causes)
+    earlier_bytes = (
+        progress.new_bytes - best.new_bytes
+    )  # new to this suspend, not to its last round
+    return SuspendReport(
+        snapshot=replace(
+            best,
+            new_bytes=progress.new_bytes,
+            shared_bytes=max(0, best.shared_bytes - earlier_bytes),
+        ),
+        rounds=progress.rounds,
+        missing_tokens=max(0, source.tokens - best.tokens_restorable),
+        causes=progress.causes,
+        seconds=seconds,
+    )
+
+
+def is_evicted(causes: tuple[Cause, ...]) -> bool:
+    """Whether KV was gone before it could be stored."""
+    return any(cause.reason is Reason.KV_EVICTED for cause in causes)
+
+
+def report_newest(plan: Plan, causes: tuple[Cause, ...]) -> SuspendReport:
+    """Report that the newest snapshot has already what there is."""
+    assert plan.newest is not None
+    known = plan.session.snapshot
+    if known is None or known.generation != plan.newest.generation:
+        known = summarize(plan.newest, None, plan.session.model, seconds=0.0)
+    return SuspendReport(
+        snapshot=_nothing_new(known),
+        rounds=0,
+        missing_tokens=plan.source.tokens - plan.kept_tokens if plan.source else 0,
+        causes=causes,
+        seconds=0.0,
+    )
+
+
+def _nothing_new(summary: SnapshotSummary) -> SnapshotSummary:
+    return replace(summary, new_bytes=0, shared_bytes=summary.stored_bytes, seconds=0.0)

@@ -1,0 +1,65 @@
+"""What the identity tests found, as one JSON file that many test runs add to."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+#: Names the report's file; without it nothing is written.
+REPORT_VARIABLE = "SESSIOND_IDENTITY_REPORT"
+_SECTIONS = ("fields", "architectures", "versions")
+
+Report = dict[str, dict[str, Any]]
+
+
+class IdentityReport:
+    """Adds findings to the report's file, one at a time, so that a failed run reports as well.
+
+    :param path: the file; ``None`` writes nothing
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+
+    @classmethod
+    def from_environment(cls) -> IdentityReport:
+        """Return the report that ``SESSIOND_IDENTITY_REPORT`` names."""
+        named = os.environ.get(REPORT_VARIABLE)
+        return cls(Path(named) if named else None)
+
+    def field(
+        self, name: str, *, outcome: str, reason: str, output_matches_fresh_engine: bool
+    ) -> None:
+        """Say how a resume ended on an engine that differs in one fact."""
+        found = {
+            "outcome": outcome,
+            "reason": reason,
+            "output_matches_fresh_engine": output_matches_fresh_engine,
+        }
+        self._add("fields", name, found)
+
+    def architecture(self, kind: str, result: Literal["golden", "refused"]) -> None:
+        """Say what became of a kind of KV group."""
+        self._add("architectures", kind, result)
+
+    def version(self, vllm: str, passed: bool) -> None:  # noqa: FBT001 - the one thing it says
+        """Say whether the engine tests passed with this vLLM."""
+        self._add("versions", vllm, passed)
+
+    def _add(self, section: str, name: str, found: object) -> None:
+        if self._path is not None:
+            _update(self._path, lambda report: report[section].update({name: found}))
+
+
+def _update(path: Path, change: Callable[[Report], None]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    known = json.loads(path.read_text()) if path.exists() else {}
+    report = {section: known.get(section, {}) for section in _SECTIONS}
+    change(report)
+    # Renamed, so that whoever reads it meanwhile, or after a kill, finds a whole report.
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(report, indent=2, sort_keys=True) + "\n")
+    new.replace(path)

@@ -1,0 +1,117 @@
+"""The trail of a session tells of each turn once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sessiond.domain.errors import NotTextError
+from sessiond.domain.heads import LastTurn, TurnSplit, pass_turn
+from sessiond.domain.ids import DEFAULT_TENANT
+from sessiond.domain.reasons import Cause, Reason
+from sessiond.domain.session import OperationStatus
+from sessiond.testing.world import AGENT, World, report, text
+
+pytestmark = pytest.mark.anyio
+
+PROMPT = text(100)
+
+
+async def turns(world: World) -> list[dict[str, Any]]:
+    events = await world.services.catalogue.events(DEFAULT_TENANT, AGENT, 0, 100)
+    return [event.detail for event in events if event.kind == "turn"]
+
+
+async def test_a_turn_is_told_at_the_latest_when_the_next_one_begins(world: World) -> None:
+    engine = world.start_engine()
+    await world.create()
+    await world.turn(AGENT, PROMPT)
+    assert await turns(world) == []
+    changed = PROMPT[:40] + text(80, seed=2)
+    await world.turn(AGENT, changed)
+    await world.services.turns.ticket(DEFAULT_TENANT, AGENT)
+    first, second = await turns(world)
+    assert (first["engine_id"], first["diverged_at_token"]) == (engine.info.engine_id, None)
+    assert (first["prompt_tokens"], first["computed_tokens"]) == (100, 100)
+    assert second["diverged_at_token"] == 40
+
+
+async def test_a_sweep_and_a_suspend_tell_of_it_once(world: World) -> None:
+    world.start_engine()
+    await world.create()
+    await world.turn(AGENT, PROMPT)
+    await world.services.sweeper.sweep()
+    await world.services.sweeper.sweep()
+    report(await world.suspend())
+    assert len(await turns(world)) == 1
+
+
+async def test_another_daemon_does_not_tell_of_it_again(world: World) -> None:
+    world.start_engine()
+    await world.create()
+    await world.turn(AGENT, PROMPT)
+    view = await world.show()
+    for _ in range(2):
+        fresh = type(world.services.catalogue.trail)(world.services.context)
+        await fresh.note(view.session, view.presence)
+    assert len(await turns(world)) == 1
+
+
+async def test_a_suspend_tells_of_the_turn_before_itself(world: World) -> None:
+    world.start_engine()
+    await world.create()
+    await world.turn(AGENT, PROMPT)
+    report(await world.suspend())
+    events = await world.services.catalogue.events(DEFAULT_TENANT, AGENT, 0, 100)
+    assert [event.kind for event in events] == ["created", "turn", "suspended"]
+
+
+async def test_a_session_shows_its_newest_turn(world: World) -> None:
+    world.start_engine()
+    await world.create()
+    assert (await world.show()).presence is None
+    await world.turn(AGENT, PROMPT)
+    presence = (await world.show()).presence
+    assert presence is not None
+    assert presence.last_turn is not None
+    assert presence.last_turn.split.prompt_tokens == 100
+
+
+async def test_the_causes_of_a_turn_are_counted_once(world: World) -> None:
+    world.start_engine()
+    await world.create()
+    await world.turn(AGENT, PROMPT)
+    await see_an_image(world)
+    for _ in range(2):
+        await world.services.sweeper.sweep()
+    told = world.metrics.exposition(1).decode()
+    assert 'sessiond_causes_total{kind="turn",reason="not_text"} 1.0' in told
+    assert (await turns(world))[-1]["causes"][0]["reason"] == "not_text"
+
+
+async def test_a_session_whose_newest_turn_has_images_is_not_suspended(world: World) -> None:
+    world.start_engine()
+    await world.create()
+    await world.turn(AGENT, PROMPT)
+    report(await world.suspend())
+    await see_an_image(world)
+
+    view = await world.show()
+    assert (view.state, view.presence.unkept if view.presence else "") == ("active", "not_text")
+    with pytest.raises(NotTextError, match="images"):
+        await world.suspend()
+    world.pass_time(10_000)
+    assert (await world.services.sweeper.sweep()).due == 0
+    world.pass_time(-10_000)
+
+    await world.turn(AGENT, text(140))
+    assert (await world.suspend()).status is OperationStatus.SUCCEEDED
+
+
+async def see_an_image(world: World) -> None:
+    """Let a turn with an image pass, as the connector notes it."""
+    (head,) = world.store.read_heads(DEFAULT_TENANT, AGENT)
+    now = world.services.context.now()
+    turn = LastTurn(now, TurnSplit(120), causes=(Cause(Reason.NOT_TEXT),))
+    world.started[-1].write_head(pass_turn(head, turn))
