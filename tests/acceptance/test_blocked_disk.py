@@ -141,7 +141,7 @@ class Engine:
         opened = self.ask(
             protocol.OpenLoad(plan, TENANT, "s", 1, "", to_bytes(HEAD)), protocol.LoadOpened
         )
-        assert opened.chunks == CHUNKS
+        assert opened.chunks == list(range(CHUNKS))
         return plan
 
     def begin_load(self, plan: int) -> int:

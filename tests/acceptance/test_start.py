@@ -31,7 +31,7 @@ def test_vllm_outside_the_tested_range_is_refused_with_the_range(tmp_path: Path)
 
     assert result.returncode == 2
     assert "0.45.1" in result.stderr
-    assert ">=0.32.0, <0.33.0" in result.stderr
+    assert ">=0.31.0, <0.33.0" in result.stderr
 
 
 def test_print_shows_the_plain_vllm_command(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ ENGINE_OPTIONS = (
     "--allow-weight-updates",
     "--ram-tier-bytes",
     str(RAM_CHUNKS * CHUNK_BYTES),
+    "--trust-request-chat-template",  # the model's own one renders no tools
     "--connector-setting",
     "hold_deadline_s=12",
     "--connector-setting",

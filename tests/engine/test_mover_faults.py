@@ -6,23 +6,12 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from sessiond.testing.agent import Agent
-from sessiond.testing.servers import session_members
 from sessiond.testing.stack import Stack
 from sessiond.testing.texts import opening
-
-
-def mover_pid(stack: Stack) -> int:
-    (pid,) = (
-        pid
-        for pid in session_members(stack.engine.pid)
-        if b"sessiond.connector.mover" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    )
-    return pid
 
 
 def wait_for_head(agent: Agent) -> None:
@@ -39,7 +28,7 @@ def wait_for_another_mover(stack: Stack, old: int) -> None:
     deadline_s = time.monotonic() + 20
     while time.monotonic() < deadline_s:
         try:
-            if mover_pid(stack) != old:
+            if stack.mover_pid() != old:
                 return
         except ValueError:
             pass  # none, or two for a moment
@@ -53,7 +42,7 @@ def test_a_suspend_without_mover_fails_honestly_and_the_next_one_works(
 ) -> None:
     agent.ticketed_turn(opening(agent.session_id, 700), tokens=10)
     wait_for_head(agent)
-    old = mover_pid(stack)
+    old = stack.mover_pid()
     os.kill(old, number)
 
     failed = agent.try_call("POST", f"/v1/sessions/{agent.session_id}/suspend")
@@ -76,7 +65,7 @@ def test_a_resume_with_a_hanging_mover_is_answered_in_bounded_time(
     warm = agent.turn(before, tokens=10, cache_salt=agent.ticket()["cache_salt"])
     agent.suspend()
     evict()
-    old = mover_pid(stack)
+    old = stack.mover_pid()
     os.kill(old, signal.SIGSTOP)
 
     began_s = time.monotonic()
