@@ -1,6 +1,6 @@
 """The application: gates, routes, problems and their description."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -9,13 +9,13 @@ from fastapi import FastAPI
 
 from sessiond import __version__
 from sessiond.api import problems
-from sessiond.api.gates import AuthGate, SessionIdGate
+from sessiond.api.gates import AuthGate, BodyGate, SessionIdGate
 from sessiond.api.metrics import Metrics
 from sessiond.api.models_upkeep import ProblemOut
 from sessiond.api.others import admin_router, engines_router, health_router, operations_router
 from sessiond.api.sessions import sessions_router
 from sessiond.api.verify import verify_router
-from sessiond.domain.ids import TenantId
+from sessiond.domain.ids import DEFAULT_TENANT, TenantId
 from sessiond.service.services import Services
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
@@ -41,6 +41,8 @@ class Policy:
 
     tokens: Mapping[str, TenantId] = field(default_factory=dict, repr=False)  #: none: no check
     operation_wait_s: float = 300.0
+    #: Whose tokens may do what concerns all tenants; without tokens everybody may.
+    operators: Collection[TenantId] = frozenset({DEFAULT_TENANT})
 
 
 def create_app(
@@ -63,8 +65,9 @@ def create_app(
     app.include_router(health_router(services, metrics))
     problems.install(app)
     # The last one added is the first one passed.
+    app.add_middleware(BodyGate)
     app.add_middleware(SessionIdGate)
-    app.add_middleware(AuthGate, tokens=policy.tokens)
+    app.add_middleware(AuthGate, tokens=policy.tokens, operators=policy.operators)
     _describe_problems(app)
     return app
 

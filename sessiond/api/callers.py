@@ -5,7 +5,8 @@ from typing import Annotated
 from fastapi import Depends, Header, Path, Query, Request, Security
 from fastapi.security import HTTPBearer
 
-from sessiond.api.gates import TENANT_STATE
+from sessiond.api.gates import OPERATOR_STATE, TENANT_STATE
+from sessiond.domain.errors import ForbiddenError
 from sessiond.domain.ids import SessionId, TenantId, parse_session_id
 
 _bearer = HTTPBearer(auto_error=False, description="A token from sessiond's configuration.")
@@ -17,6 +18,12 @@ def _tenant(request: Request, _shown: Annotated[object, Security(_bearer)]) -> T
     return tenant
 
 
+def _operator(request: Request, tenant: Annotated[TenantId, Depends(_tenant)]) -> TenantId:
+    if not getattr(request.state, OPERATOR_STATE):
+        raise ForbiddenError
+    return tenant
+
+
 def _session_id(
     session_id: Annotated[str, Path(description="The session's id.", examples=["agent-7"])],
 ) -> SessionId:
@@ -24,6 +31,8 @@ def _session_id(
 
 
 Tenant = Annotated[TenantId, Depends(_tenant)]
+#: The tenant of a caller who may do what concerns all tenants.
+Operator = Annotated[TenantId, Depends(_operator)]
 SessionPath = Annotated[SessionId, Depends(_session_id)]
 IdempotencyKey = Annotated[
     str,

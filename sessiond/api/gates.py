@@ -6,14 +6,14 @@ deserve a 422, and it answers 404 to callers who should not learn what exists.
 
 import hashlib
 import hmac
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 from urllib.parse import unquote
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sessiond.api.problems import problem_response
-from sessiond.domain.errors import SessiondError, UnauthorizedError
+from sessiond.domain.errors import BodyTooLargeError, SessiondError, UnauthorizedError
 from sessiond.domain.ids import DEFAULT_TENANT, TenantId, parse_session_id
 
 _GUARDED: Final = "/v1"
@@ -22,13 +22,20 @@ _SESSIONS: Final = "/v1/sessions/"
 ACTIONS: Final = frozenset({"suspend", "resume", "ticket", "snapshots", "events", "probe"})
 #: Where the caller's tenant is kept in the request's state.
 TENANT_STATE: Final = "tenant"
+#: Where it is kept whether the caller may do what concerns all tenants.
+OPERATOR_STATE: Final = "operator"
+#: Of a request's body: a long conversation for a ticket's "continue" has a tenth of it.
+MAX_BODY_BYTES: Final = 8 << 20
 
 
 class AuthGate:
     """Finds the caller's tenant; without configured tokens everybody is the default tenant."""
 
-    def __init__(self, app: ASGIApp, tokens: Mapping[str, TenantId]) -> None:
+    def __init__(
+        self, app: ASGIApp, tokens: Mapping[str, TenantId], operators: Collection[TenantId]
+    ) -> None:
         self._app = app
+        self._operators = operators
         self._tenants = {_digest(token): tenant for token, tenant in tokens.items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -38,7 +45,9 @@ class AuthGate:
             if tenant is None:
                 await problem_response(UnauthorizedError())(scope, receive, send)
                 return
-            scope.setdefault("state", {})[TENANT_STATE] = tenant
+            state = scope.setdefault("state", {})
+            state[TENANT_STATE] = tenant
+            state[OPERATOR_STATE] = not self._tenants or tenant in self._operators
         await self._app(scope, receive, send)
 
     def _tenant(self, scope: Scope) -> TenantId | None:
@@ -70,6 +79,44 @@ class SessionIdGate:
                     await problem_response(error)(scope, receive, send)
                     return
         await self._app(scope, receive, send)
+
+
+class BodyGate:
+    """Answers 413 to a body that is too large, before all of it is read."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the call on with its body, or answer 413."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        first = await _read(receive)
+        if first is None:
+            await problem_response(BodyTooLargeError())(scope, receive, send)
+            return
+        unread = [first]
+
+        async def replayed() -> Message:
+            return unread.pop() if unread else await receive()
+
+        await self._app(scope, replayed, send)
+
+
+async def _read(receive: Receive) -> Message | None:
+    """Return the whole body as one message; ``None`` if it is too large."""
+    parts, size_bytes = [], 0
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return message  # the caller hung up
+        parts.append(message.get("body", b""))
+        size_bytes += len(parts[-1])
+        if size_bytes > MAX_BODY_BYTES:
+            return None
+        if not message.get("more_body", False):
+            return {"type": "http.request", "body": b"".join(parts), "more_body": False}
 
 
 def _written_id(scope: Scope) -> str | None:

@@ -3,7 +3,14 @@
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from sessiond.domain.reasons import Cause, Reason
@@ -18,6 +25,8 @@ class Metrics:
     """Counters and histograms of one daemon; the service's observer."""
 
     def __init__(self) -> None:
+        # One more line for each counter, which tells nothing.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         self._operations = Counter(
             "sessiond_operations",

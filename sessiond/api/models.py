@@ -153,15 +153,18 @@ class PresenceOut(Answer):
 
 
 class LastTurnOut(Answer):
-    """Where the tokens of the newest turn's prompt came from. Counts of tokens."""
+    """Where the tokens of the newest turn's prompt came from. Counts of tokens.
+
+    The first five are null for a turn that was not kept: where its tokens came from is not known.
+    """
 
     engine_id: str
     ended_unix_s: float
-    prompt_tokens: int
-    vram_tokens: int
-    ram_tokens: int
-    disk_tokens: int
-    computed_tokens: int
+    prompt_tokens: int | None
+    vram_tokens: int | None
+    ram_tokens: int | None
+    disk_tokens: int | None
+    computed_tokens: int | None
     tokens_total: int = Field(
         description="Of the context that the prompt was compared with: the snapshot's, or an "
         "earlier turn's; 0 without one."

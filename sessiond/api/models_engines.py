@@ -49,6 +49,10 @@ class EngineOut(Answer):
     tier_off_reason: str = Field(description="The code of that; empty while it is on.")
     attestable: bool = Field(description="Whether an operator may turn it on: see attest.")
     resets: int = Field(description="How often the engine's caches were reset.")
+    keeps_replies: bool = Field(
+        description="Whether KV of replies can be kept, not of prompts alone; false with sliding "
+        "windows, unless vLLM's --prefix-cache-retention-interval is set."
+    )
     adapters: list[AdapterOut]
     kv_kinds: list[KvKindOut] = Field(description="The kinds of its KV groups.")
 

@@ -47,7 +47,8 @@ class TicketIn(Strict):
     continues: ChatIn | None = Field(
         default=None,
         alias="continue",
-        description="Ask for a prompt that begins with the exact tokens of the session, where "
+        description="For a chat completion (vLLM takes such a prompt nowhere else): ask for a "
+        "prompt that begins with the exact tokens of the session, where "
         "those have the same text as the messages: replies and reasoning often become other "
         "tokens when they are rendered anew, and their KV is computed again.",
     )

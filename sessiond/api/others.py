@@ -6,7 +6,7 @@ from fastapi import APIRouter, Path, Response
 
 from sessiond import __version__
 from sessiond.api import metrics as exposition
-from sessiond.api.callers import Tenant
+from sessiond.api.callers import Operator, Tenant
 from sessiond.api.metrics import Metrics
 from sessiond.api.models import OperationOut, PurgeIn, PurgeOut
 from sessiond.api.models_engines import (
@@ -61,8 +61,8 @@ def engines_router(services: Services) -> APIRouter:
         return EngineDetailOut.of(await engines.get(engine_id))
 
     @router.post("/{engine_id}/attest")
-    async def attest_engine(tenant: Tenant, engine_id: str) -> AttestOut:
-        """Say that an engine's weights are those of its files: its snapshot tier goes on again.
+    async def attest_engine(tenant: Operator, engine_id: str) -> AttestOut:
+        """As an operator, say that an engine's weights are its files': its tier goes on again.
 
         The engine's caches are reset first, and requests that run in it begin anew.
         """
@@ -76,13 +76,13 @@ def admin_router(services: Services) -> APIRouter:
     router = APIRouter(prefix="/v1/admin", tags=["admin"])
 
     @router.post("/sweep")
-    async def sweep(_tenant: Tenant) -> SweepOut:
-        """Run the idle sweep now, for the sessions of all tenants."""
+    async def sweep(_tenant: Operator) -> SweepOut:
+        """Run the idle sweep now, for the sessions of all tenants. For operators."""
         return SweepOut.model_validate(await services.sweeper.sweep())
 
     @router.post("/gc")
-    async def gc(_tenant: Tenant) -> GcOut:
-        """Expire, prune, evict and collect now, for the sessions of all tenants."""
+    async def gc(_tenant: Operator) -> GcOut:
+        """Expire, prune, evict and collect now, for all tenants' sessions. For operators."""
         return GcOut.model_validate(await services.retention.run(full=True))
 
     @router.post("/purge")

@@ -20,7 +20,7 @@ from pydantic_settings import (
 
 from sessiond.app.paths import default_key_file, default_store_root
 from sessiond.domain.errors import ConfigurationError, InvalidTenantError
-from sessiond.domain.ids import TenantId, parse_tenant
+from sessiond.domain.ids import DEFAULT_TENANT, TenantId, parse_tenant
 from sessiond.service.limits import Limits
 
 ENV_PREFIX: Final = "SESSIOND_"
@@ -62,6 +62,11 @@ class Settings(BaseSettings):
         repr=False,
         description="Bearer tokens (16 characters or more) and their tenants, as a JSON object "
         "or a TOML table. Without any, every caller is the tenant 'default'.",
+    )
+    operator_tenants: Annotated[tuple[TenantId, ...], NoDecode] = Field(
+        default=(DEFAULT_TENANT,),
+        description="Tenants, separated by commas, whose tokens may do what concerns all tenants: "
+        "attest an engine, sweep and gc.",
     )
     engines: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
@@ -166,13 +171,11 @@ class Settings(BaseSettings):
         description="debug, info, warning or error.",
     )
 
-    @field_validator("engines", mode="before")
+    @field_validator("engines", "operator_tenants", mode="before")
     @classmethod
-    def _split_engines(cls, value: object) -> object:
+    def _split(cls, value: object) -> object:
         if isinstance(value, str):
-            value = [part.strip() for part in value.split(",") if part.strip()]
-        if isinstance(value, (list, tuple)):
-            return tuple(str(url).rstrip("/") for url in value)
+            return tuple(part.strip() for part in value.split(",") if part.strip())
         return value
 
     @field_validator("engines")
@@ -181,6 +184,16 @@ class Settings(BaseSettings):
         for url in value:
             if not url.startswith(("http://", "https://")):
                 raise ValueError("an engine's URL begins with http:// or https://")
+        return tuple(url.rstrip("/") for url in value)
+
+    @field_validator("operator_tenants")
+    @classmethod
+    def _check_operators(cls, value: tuple[TenantId, ...]) -> tuple[TenantId, ...]:
+        for tenant in value:
+            try:
+                parse_tenant(tenant)
+            except InvalidTenantError as error:
+                raise ValueError(error.message) from error
         return value
 
     @field_validator("tokens")

@@ -76,7 +76,11 @@ def _application(
                 await services.verifier.stop()
                 await services.operations.drain(settings.shutdown_grace_s)
 
-    policy = Policy(tokens=settings.tokens, operation_wait_s=settings.operation_wait_s)
+    policy = Policy(
+        tokens=settings.tokens,
+        operation_wait_s=settings.operation_wait_s,
+        operators=settings.operator_tenants,
+    )
     return create_app(services, policy, metrics, lifespan)
 
 

@@ -55,7 +55,8 @@ class _Entry:
     unproven: str = _UNKNOWN
 
     def served(self) -> ServedAdapter:
-        return ServedAdapter(self.module.name, self.digest, self.unproven)
+        pending = self.unproven == _UNKNOWN
+        return ServedAdapter(self.module.name, self.digest, self.unproven, pending=pending)
 
     def withdraw(self, why: str) -> None:
         self.digest, self.unproven = "", why
@@ -98,10 +99,11 @@ class AdapterBook:
         """Look at an adapter's files, and return what is proved of it now."""
         self.meet(module)
         entry = self._entries[module]
+        same = _has_same_files(entry)  # not under the lock: a disk may hang
         with self._lock:
             is_news = self._named.get(module.name) is not entry
             self._named[module.name] = entry
-            is_news |= _look_again(entry)
+            is_news |= _judge(entry, same=same)
             found = entry.served()
         if is_news:
             self._tell()
@@ -143,10 +145,7 @@ class AdapterBook:
         try:
             entry = self._unread.get(timeout=_LOOK_S)
         except queue.Empty:
-            with self._lock:
-                changed = [entry for entry in self._entries.values() if _look_again(entry)]
-            if changed:
-                self._tell()
+            self._look_at_all()
             return
         self._read(entry)
         self._tell()
@@ -163,37 +162,46 @@ class AdapterBook:
         except Exception:
             logger.exception("sessiond: the LoRA adapter %r cannot be read", entry.module.name)
             why = _UNREADABLE
+        same = _has_same_files(entry)
         with self._lock:
             entry.digest, entry.unproven = digest, why
-            _look_again(entry)
+            _judge(entry, same=same)
+
+    def _look_at_all(self) -> None:
+        with self._lock:
+            entries = list(self._entries.values())
+        found = [(entry, _has_same_files(entry)) for entry in entries if entry.digest]
+        with self._lock:
+            changed = [entry for entry, same in found if _judge(entry, same=same)]
+        if changed:
+            self._tell()
 
     def _tell(self) -> None:
         if self.on_change is not None:
             self.on_change(self.served())
 
 
-def _look_again(entry: _Entry) -> bool:
-    """Withdraw a digest whose files are not those that were read; return whether it was."""
-    if not entry.digest:
-        return False
-    same = _is_same(entry)
-    if not same:
-        entry.withdraw(_CHANGED)
-        logger.warning(
-            "sessiond: the files of the LoRA adapter %r changed. Its turns are served and not "
-            "kept until the engine is restarted.",
-            entry.module.name,
-        )
-    return not same
-
-
-def _is_same(entry: _Entry) -> bool:
+def _has_same_files(entry: _Entry) -> bool:
+    """Whether the files are still those of the first look."""
     folder, path = entry.folder, entry.module.path
     try:
         there = find_folder(path) if may_move(path) else folder
         return there is not None and there == folder and take_stamps(there) == entry.stamps
     except OSError:
         return False
+
+
+def _judge(entry: _Entry, *, same: bool) -> bool:
+    """Withdraw a digest whose files are not those that were read; return whether it was."""
+    if same or not entry.digest:
+        return False
+    entry.withdraw(_CHANGED)
+    logger.warning(
+        "sessiond: the files of the LoRA adapter %r changed. Its turns are served and not "
+        "kept until the engine is restarted.",
+        entry.module.name,
+    )
+    return True
 
 
 def module_of(asked: LoRARequest) -> LoraModule:

@@ -43,6 +43,8 @@ logger = logging.getLogger("vllm.sessiond.coordinator")
 
 #: A new request waits at most this long for an engine that has nothing else to do.
 _REST_S = 0.002
+#: While the fingerprint is being taken, which may last minutes on the same cores.
+_LONG_REST_S = 0.02
 _WAITING_OPS = (TicketOp.COMMIT, TicketOp.OUTCOME, TicketOp.ATTEST)
 
 
@@ -140,10 +142,10 @@ class Coordinator:
             self._note_unkept(request, cause, tokens)
 
     def _note_unkept(self, request: TicketedRequest, cause: Cause, tokens: TokenIds[int]) -> None:
-        """Note a turn that is served and not kept: its session must know of it."""
+        """Note a turn of the conversation that is served and not kept: its session must know."""
         head = self._heads.get(request.session_key)
-        if cause.reason is Reason.NOT_TEXT or not is_side_call(head, tokens):
-            turn = unkept_turn(request, cause, time.time())
+        if not is_side_call(head, tokens):
+            turn = unkept_turn(cause, time.time())
             self._publish(self._heads.pass_turn(request.session_key, turn))
 
     def _hindrance(self) -> Cause | None:
@@ -456,7 +458,7 @@ class Coordinator:
         Otherwise the polling engine takes the cores that the mover needs.
         """
         if self._awaited is not None:
-            self._awaited.wait(_REST_S)
+            self._awaited.wait(_LONG_REST_S)
             return
         waiting = any(
             request.held or request.ticket.op in _WAITING_OPS for request in self._requests.values()

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -74,7 +75,7 @@ class Files:
         weights, local = weight_files(self.model), not self.model.revision
         return [
             Part.meet("weights", model, loaded_ns, weights, complete=local),
-            Part.meet("quantization", model, loaded_ns, quantization_files(model)),
+            Part.meet("quantization", model, served_ns, quantization_files(model)),
             Part.meet("code", model, served_ns, code_files(model)),
             Part.meet("tokenizer", tokenizer, served_ns, tokenizer_files(tokenizer)),
             # Read and not digested; met all the same, so that a change of them is noticed.
@@ -186,11 +187,16 @@ def _advisory_fields(vllm_config: VllmConfig) -> dict[str, JsonValue]:
 
 def _load_format(vllm_config: VllmConfig, model: Checkpoint) -> str:
     """Return which of several sets of weights is loaded; where there is one, it cannot matter."""
-    suffixes = {path.suffix for path in weight_files(model)} - {".json"}
-    if len(suffixes) < 2:
+    sets = {_weight_set(path) for path in weight_files(model) if path.suffix != ".json"}
+    if len(sets) < 2:
         return ""
     load = vllm_config.load_config
     return f"{load.load_format} without {sorted(load.ignore_patterns or ())}"
+
+
+def _weight_set(path: Path) -> tuple[str, bool]:
+    # Mistral's checkpoints may have their own files beside those of transformers.
+    return path.suffix, path.name.startswith("consolidated")
 
 
 def _name(dtype: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sessiond.connector.requests import ArrivingRequest
 from sessiond.domain.reasons import Cause, Reason
-from sessiond.domain.tickets import Ticket
+from sessiond.domain.tickets import Ticket, TicketOp
 
 
 def unfit_cause(ticket: Ticket, arriving: ArrivingRequest) -> Cause | None:
@@ -18,9 +18,10 @@ def unfit_cause(ticket: Ticket, arriving: ArrivingRequest) -> Cause | None:
     live_digest = adapter.digest if adapter else ""
     if ticket.adapter_digest == live_digest:
         return None
+    # The model of a turn is its client's choice; sessiond's own requests name the right adapter.
+    is_turn = ticket.op is TicketOp.TURN
     return Cause(
-        Reason.ADAPTER_MISMATCH,
-        detail="the request's model is not the one that its ticket is for",
+        Reason.TICKET_FOR_ANOTHER_MODEL if is_turn else Reason.ADAPTER_MISMATCH,
         stored=ticket.adapter_digest or None,
         live=live_digest or None,
     )

@@ -65,6 +65,7 @@ def attention(layers: Layers) -> dict[str, JsonValue]:
     return {
         "device": device,
         "backends": sorted({layer.backend for layer in layers.values()}),
+        "layers_digest": json_digest({name: each.backend for name, each in layers.items()}).hex(),
         "instruction_set": features if device == "cpu" else {},
     }
 

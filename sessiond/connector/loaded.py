@@ -4,7 +4,8 @@ A file that was changed after the process had begun may have been loaded before 
 Times are compared in the wall clock, because files have no other. Grains of clocks do no harm:
 files are loaded seconds after a process begins, times of files are never rounded up. What is not
 noticed: a clock of a file server that runs behind this machine's, or one that is set forward
-while the engine starts.
+while the engine starts; and a folder above the model's that was moved here and then got another
+entry, which makes its two times one.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class Loads:
         request = self._loading.pop(message.job_id, None)
         if request is not None and request.load is not None:
             request.load.jobs.discard(message.job_id)
-            self._fail(request.load, failed)
+            self._fail(request, request.load, failed)
             request.load.from_disk |= good
             request.causes.extend(causes)
         self._mover.report(
@@ -160,11 +160,12 @@ class Loads:
         there = bool(chunks) and chunks <= load.chunks
         return there and load.plan_id in self._open and self._mover.is_usable
 
-    def _fail(self, load: LoadState, chunks: frozenset[int]) -> None:
+    def _fail(self, request: TicketedRequest, load: LoadState, chunks: frozenset[int]) -> None:
         load.failed |= chunks
         if chunks and self._limits.groups.windowed and load.phase is Phase.ADMITTED:
             # What leads to a gap is still of use without windows; with them, only another end.
             load.phase, load.wanted = Phase.WAITING, None
+            self._admission.release(request.request_id)
 
     def _try_admit(self, request: TicketedRequest, load: LoadState, vram_tokens: int) -> None:
         begin = self._limits.chunks_in(vram_tokens)

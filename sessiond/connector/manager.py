@@ -47,14 +47,14 @@ class SessionOffloadingManager(TieringOffloadingManager):
         self, keys: Collection[OffloadKey], req_context: ReqContext
     ) -> PrepareStoreOutput | None:
         """As vLLM's; of a suspend, only what is not durable yet and fits, in the given order."""
-        if not self._tier.is_suspend(req_context):
-            return super().prepare_store(keys, req_context)
-        wanted = self._tier.storable(keys, req_context)
-        while True:
-            output = super().prepare_store(wanted, req_context)
-            if output is not None or len(wanted) < 2:
-                return output
-            wanted = self._tier.first_half(wanted, req_context)
+        if self._tier.is_suspend(req_context):
+            return self._prepare_suspend(keys, req_context)
+        output = super().prepare_store(keys, req_context)
+        if output is None and self._tier.windowed:
+            # vLLM would try again later, when windows have moved on: it frees a window's blocks
+            # one by one, and takes a chunk for whole while its last block is there.
+            return super().prepare_store([], req_context)
+        return output
 
     def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         """As vLLM's; the chunks need no more protection."""
@@ -74,6 +74,16 @@ class SessionOffloadingManager(TieringOffloadingManager):
         super().reset_cache()
         # Afterwards: the reset itself still completes promotions, which are pinned.
         self._pinned.clear()
+
+    def _prepare_suspend(
+        self, keys: Collection[OffloadKey], req_context: ReqContext
+    ) -> PrepareStoreOutput | None:
+        wanted = self._tier.storable(keys, req_context)
+        while True:
+            output = super().prepare_store(wanted, req_context)
+            if output is not None or len(wanted) < 2:
+                return output
+            wanted = self._tier.first_half(wanted, req_context)
 
     def _complete_promotion(self, job_metadata: Any, completed_job: Any) -> None:
         super()._complete_promotion(job_metadata, completed_job)

@@ -89,6 +89,11 @@ def _weights(vllm_config: VllmConfig) -> str:
     load_format = vllm_config.load_config.load_format
     if load_format not in _LOAD_FORMATS:
         return f"load format {load_format!r} takes weights from elsewhere than their files."
+    # Such as Ultravox's text_model_id: another checkpoint, of no certain revision.
+    config = vars(getattr(vllm_config.model_config, "hf_config", object))
+    elsewhere = sorted(name for name in config if name.endswith("model_id") and config[name])
+    if elsewhere:
+        return f"its weights come from other checkpoints as well ({', '.join(elsewhere)})."
     if vllm_config.speculative_config is not None:
         return "speculative decoding has no golden test."
     return ""

@@ -165,6 +165,9 @@ def branch_to_suspend(
             len(branch.tokens) == ticket.head_tokens
             and head_digest(branch.tokens) == ticket.head_digest
             and branch.tokens[: len(prompt)] == prompt
+            # Two branches may have the same tokens, and KV of another adapter or salt.
+            and branch.adapter_digest == ticket.adapter_digest
+            and branch.cache_salt_hash == ticket.salt_hash
         )
         if same:
             return branch

@@ -39,6 +39,8 @@ class SnapshotTier(SecondaryTierManager):
         self._keys_of_jobs: dict[int, dict[int, OffloadKey]] = {}
         self._results: list[JobResult] = []
         self._given_up: set[str] = set()
+        #: Whether some KV group forgets old tokens; until it is known, that is assumed.
+        self.windowed = True
 
     @property
     def spec(self) -> OffloadingSpec:
@@ -48,6 +50,7 @@ class SnapshotTier(SecondaryTierManager):
     def attach(self, coordinator: Coordinator) -> None:
         """Begin to work."""
         self._coordinator = coordinator
+        self.windowed = coordinator.limits.groups.windowed
 
     # --- for vLLM ------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from typing import Any
 from sessiond.connector.requests import TicketedRequest
 from sessiond.connector.settlements import without_repeats
 from sessiond.domain.divergence import Meeting, closest, meet
-from sessiond.domain.heads import Head, LastTurn, TurnSplit
+from sessiond.domain.heads import Head, LastTurn
 from sessiond.domain.reasons import Cause, Reason
 from sessiond.domain.tokens import TokenIds, common_prefix_tokens
 
@@ -44,10 +44,10 @@ def last_turn(request: TicketedRequest, now_unix_s: float) -> LastTurn:
     )
 
 
-def unkept_turn(request: TicketedRequest, cause: Cause, now_unix_s: float) -> LastTurn:
+def unkept_turn(cause: Cause, now_unix_s: float) -> LastTurn:
     """Return what is told of a turn that is served and not kept."""
-    split = TurnSplit(prompt_tokens=request.prompt_tokens)
-    return LastTurn(ended_unix_s=now_unix_s, split=split, causes=(cause,))
+    # It ends without us, so nobody tells where its tokens came from.
+    return LastTurn(ended_unix_s=now_unix_s, split=None, causes=(cause,))
 
 
 def turn_facts(turn: LastTurn) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,10 @@ from sessiond.domain.tokens import TokenIds, common_prefix_tokens
 #: What a decoder shows for bytes that are no character: different bytes look alike then.
 _NO_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 _SHOWN_CHARS = 40
+#: Types of a message's parts that vLLM reads as text.
+TEXT_PART_TYPES = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
+#: Types that it reads as something else, and keys that tell so whatever the type is.
+_OTHER_MEDIA = re.compile(r"(input_)?(image|audio|video)(_(url|embeds|pil))?|prompt_embeds")
 
 
 @dataclass(frozen=True)
@@ -22,10 +27,12 @@ class Chat:
     chat_template_kwargs: Mapping[str, object] | None = None
 
     @property
-    def is_text(self) -> bool:
-        """Whether no message has a part that is not text, such as an image."""
-        parts = [part for message in self.messages for part in _parts(message.get("content"))]
-        return all(isinstance(part, Mapping) and part.get("type") == "text" for part in parts)
+    def unfit_cause(self) -> Cause | None:
+        """Why it cannot be continued: a part that is not text, such as an image."""
+        parts = (part for message in self.messages for part in _parts(message.get("content")))
+        causes = [cause for part in parts if (cause := _unfit_part(part)) is not None]
+        images = (cause for cause in causes if cause.reason is Reason.NOT_TEXT)
+        return next(images, causes[0] if causes else None)
 
 
 @dataclass(frozen=True)
@@ -76,6 +83,21 @@ def difference(continued: str, rendered: str) -> Cause | None:
 
 def _parts(content: object) -> Sequence[object]:
     return content if isinstance(content, list | tuple) else ()
+
+
+def _unfit_part(part: object) -> Cause | None:
+    """Return why a part of a message is not known to be text; ``None`` if it is."""
+    if isinstance(part, str):
+        return None
+    if not isinstance(part, Mapping):
+        return Cause(Reason.NOT_FAITHFUL, "a message has a part that is neither text nor an object")
+    kind = part.get("type", "text" if "text" in part else None)
+    if any(_OTHER_MEDIA.fullmatch(str(name)) for name in (kind, *part)):
+        return Cause(Reason.NOT_TEXT)
+    if isinstance(kind, str) and kind in TEXT_PART_TYPES:
+        return None
+    shown = str(kind)[:_SHOWN_CHARS]
+    return Cause(Reason.NOT_FAITHFUL, f"a message has a part of type {shown!r}, not known as text")
 
 
 def _end_of_head(head: TokenIds[int], rendered: TokenIds[int]) -> int | None:

@@ -25,6 +25,7 @@ class ServedAdapter:
     name: str  #: that requests give as their model
     digest: str = ""  #: of its content; empty while that is not proven
     unproven: str = ""  #: why not, in words; empty while it is proven
+    pending: bool = False  #: whether it is a matter of moments until it is, or cannot be
 
     def cause(self) -> Cause | None:
         """Return why nothing that it computes is kept or used again, if that is so."""

@@ -8,6 +8,7 @@
     │   ├── InvalidTenantError
     │   ├── NothingToSuspendError
     │   ├── NotTextError
+    │   ├── BodyTooLargeError
     │   └── ConfigurationError
     ├── NotFoundError
     │   ├── SessionNotFoundError
@@ -22,6 +23,7 @@
     │   ├── AttestationRefusedError
     │   └── AdapterUnprovenError
     ├── UnauthorizedError
+    ├── ForbiddenError
     ├── UnavailableError           something that sessiond needs is not there now
     │   ├── NoEngineError
     │   ├── EngineUnreachableError
@@ -53,16 +55,28 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from sessiond.domain.reasons import EXPLANATIONS, Cause, Reason
+
 
 class SessiondError(Exception):
     """sessiond failed."""
 
     code: ClassVar[str] = "internal_error"
     retryable: ClassVar[bool] = False
-    hint: ClassVar[str] = ""
+    hint: str = ""
+    causes: tuple[Cause, ...] = ()
 
-    def __init__(self, message: str | None = None) -> None:
-        super().__init__(message or (type(self).__doc__ or type(self).code).strip())
+    def __init__(self, message: str | None = None, *, causes: tuple[Cause, ...] = ()) -> None:
+        """Create one.
+
+        :param message: by default what the first cause says, or else the class
+        :param causes: why; the first one has the hint
+        """
+        told = causes[0].in_words if causes else (type(self).__doc__ or type(self).code).strip()
+        super().__init__(message or told)
+        if causes:
+            self.causes = causes
+            self.hint = EXPLANATIONS[causes[0].reason].hint
 
     @property
     def message(self) -> str:
@@ -101,7 +115,14 @@ class NotTextError(InvalidInputError):
     """The session's newest turn has images, audio or embeddings, whose KV cannot be kept yet."""
 
     code = "not_text"
-    hint = "Continue with text alone; a suspend works again after the next turn that is text."
+    hint = EXPLANATIONS[Reason.NOT_TEXT].hint
+
+
+class BodyTooLargeError(InvalidInputError):
+    """The request's body has more than 8 MiB."""
+
+    code = "body_too_large"
+    hint = 'Ask for the ticket without "continue": the turn itself may be as large as vLLM allows.'
 
 
 class ConfigurationError(InvalidInputError):
@@ -158,7 +179,7 @@ class TurnInFlightError(ConflictError):
     """A turn of the session is running."""
 
     code = "turn_in_flight"
-    hint = "Wait for the turn to end, then suspend."
+    hint = EXPLANATIONS[Reason.TURN_IN_FLIGHT].hint
 
 
 class OperationInProgressError(ConflictError):
@@ -187,7 +208,7 @@ class AdapterUnprovenError(ConflictError):
 
     code = "adapter_unproven"
     retryable = False
-    hint = "Restart the engine if an adapter's files changed; give a changed adapter a new folder."
+    hint = EXPLANATIONS[Reason.ADAPTER_UNPROVEN].hint
 
 
 class UnauthorizedError(SessiondError):
@@ -195,6 +216,13 @@ class UnauthorizedError(SessiondError):
 
     code = "unauthorized"
     hint = "Send 'Authorization: Bearer TOKEN' with a token from the configuration."
+
+
+class ForbiddenError(SessiondError):
+    """The call concerns all tenants, and the token is no operator's."""
+
+    code = "forbidden"
+    hint = "Use a token of a tenant that SESSIOND_OPERATOR_TENANTS names; 'default' by default."
 
 
 class UnavailableError(SessiondError):
@@ -241,7 +269,7 @@ class IdentityPendingError(UnavailableError):
     """The engine's fingerprint is still being taken: its files are read for the first time."""
 
     code = "identity_pending"
-    hint = "Try again in a moment; the engine serves meanwhile."
+    hint = EXPLANATIONS[Reason.IDENTITY_PENDING].hint
 
 
 class TierOffError(UnavailableError):
@@ -249,7 +277,7 @@ class TierOffError(UnavailableError):
 
     code = "tier_off"
     retryable = False
-    hint = "'sessionctl engines list' says why; after a reset, 'sessionctl engines attest' helps."
+    hint = EXPLANATIONS[Reason.TIER_OFF].hint
 
 
 class RegistryUnavailableError(UnavailableError):
@@ -332,7 +360,7 @@ class StoreFullError(StoreError):
 
     code = "store_full"
     retryable = True
-    hint = "Delete or unpin sessions, or free disk space."
+    hint = EXPLANATIONS[Reason.STORE_FULL].hint
 
 
 class QuotaExceededError(StoreFullError):

@@ -32,7 +32,7 @@ class LastTurn:
     """How the newest turn went."""
 
     ended_unix_s: float
-    split: TurnSplit
+    split: TurnSplit | None  #: ``None`` for one that was not kept: nobody knows
     #: Of the context that its prompt was compared with: the snapshot's, or an earlier turn's.
     tokens_total: int = 0
     tokens_restorable: int = 0  #: of the snapshot that its ticket named
@@ -43,7 +43,7 @@ class LastTurn:
         """Return the form used in files and events, and between processes."""
         return {
             "ended_unix_s": self.ended_unix_s,
-            "split": asdict(self.split),
+            "split": asdict(self.split) if self.split else None,
             "tokens_total": self.tokens_total,
             "tokens_restorable": self.tokens_restorable,
             "diverged_at_token": self.diverged_at_token,

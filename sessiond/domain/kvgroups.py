@@ -8,9 +8,8 @@ with one group, numbers are positions.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import count, takewhile
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -84,23 +83,20 @@ class KvGroups:
         places: list[set[int]] = [set() for _ in self.windows_chunks]
         for number in numbers:
             places[self.group(number)].add(self.position(number))
-        for end in range(self._full_reach(places, limit), 0, -1):
-            if all(self._covers(places[group], group, end) for group in range(self.count)):
-                return end
-        return 0
+        reached = 0
+        runs = [0] * self.count  # how many chunks without a gap end here
+        for end in range(1, limit + 1):
+            for group, there in enumerate(places):
+                runs[group] = runs[group] + 1 if end - 1 in there else 0
+            if any(self._is_broken(group, runs[group], end) for group in range(self.count)):
+                break
+            if all(run >= end - self.first_needed(group, end) for group, run in enumerate(runs)):
+                reached = end
+        return reached
 
-    def _full_reach(self, places: list[set[int]], limit: int) -> int:
-        """Return how far the groups of full attention reach."""
-        full = (
-            there for there, window in zip(places, self.windows_chunks, strict=True) if not window
-        )
-        return min((_leading(there, limit) for there in full), default=limit)
-
-    def _covers(self, there: Collection[int], group: int, end: int) -> bool:
-        window = self.windows_chunks[group]
-        return not window or all(
-            position in there for position in range(self.first_needed(group, end), end)
-        )
+    def _is_broken(self, group: int, run: int, end: int) -> bool:
+        """Whether no longer context can be restored: full attention has a gap."""
+        return self.keeps_all(group) and run < end
 
 
 def groups_of(fingerprint: Fingerprint, chunk_tokens: int, at_least: int = 1) -> KvGroups:
@@ -117,7 +113,3 @@ def groups_of(fingerprint: Fingerprint, chunk_tokens: int, at_least: int = 1) ->
 def _window_chunks(group: object, chunk_tokens: int) -> int:
     tokens = group.get("window_tokens", 0) if isinstance(group, Mapping) else 0
     return max(0, -(-tokens // chunk_tokens)) if isinstance(tokens, int) else 0
-
-
-def _leading(there: Collection[int], limit: int) -> int:
-    return sum(1 for _ in takewhile(lambda at: at < limit and at in there, count()))

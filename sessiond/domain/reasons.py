@@ -73,6 +73,7 @@ class Reason(StrEnum):
     IDENTITY_PENDING = "identity_pending"
     IDENTITY_UNKNOWN = "identity_unknown"
     TICKET_INVALID = "ticket_invalid"
+    TICKET_FOR_ANOTHER_MODEL = "ticket_for_another_model"
     GENERATION_EXISTS = "generation_exists"
     NOT_CONFIRMED = "not_confirmed"
     INTERNAL_ERROR = "internal_error"
@@ -94,6 +95,12 @@ class Cause:
     detail: str = ""
     stored: JsonValue = None
     live: JsonValue = None
+
+    @property
+    def in_words(self) -> str:
+        """One sentence for a person, with what is special in this case."""
+        sentence = EXPLANATIONS[self.reason].sentence
+        return f"{sentence.rstrip('.')} ({self.detail})." if self.detail else sentence
 
     def as_json(self) -> dict[str, JsonValue]:
         """Return the form used in REST answers, in the CLI and between processes."""
@@ -245,11 +252,12 @@ EXPLANATIONS: Mapping[Reason, Explanation] = {
     ),
     Reason.NOT_TEXT: Explanation(
         "The newest turn has images, audio or embeddings, whose KV cannot be kept yet.",
-        "Continue with text alone; a suspend works again after the next turn that is text.",
+        "Suspend again after a turn of text that goes on with the conversation.",
     ),
     Reason.ADAPTER_UNPROVEN: Explanation(
         "It is not proven which weights the LoRA adapter has, so its KV is neither kept nor used.",
-        "Restart the engine if an adapter's files changed; give a changed adapter a new folder.",
+        "Take another turn if its files were still being read, and restart the engine if they "
+        "changed; give a changed adapter a new folder.",
     ),
     Reason.KV_EVICTED: Explanation(
         "Part of the KV was evicted from VRAM and RAM before it was needed.",
@@ -264,7 +272,7 @@ EXPLANATIONS: Mapping[Reason, Explanation] = {
         "Try again, or start the engine with a larger --ram-tier-bytes.",
     ),
     Reason.STORE_FULL: Explanation(
-        "The store's file system has no room left.", "Purge snapshots or free disk space."
+        "The store's file system has no room left.", "Delete or unpin sessions, or free disk space."
     ),
     Reason.STORE_FAILED: Explanation(
         "Writing or reading the store failed.", "See the engine's log for the system's error."
@@ -277,7 +285,7 @@ EXPLANATIONS: Mapping[Reason, Explanation] = {
         "It took longer than its deadline.", "Check the disk, or raise the deadline."
     ),
     Reason.TURN_IN_FLIGHT: Explanation(
-        "A turn of the session is running.", "Wait for the turn to end."
+        "A turn of the session is running.", "Wait for the turn to end, then suspend."
     ),
     Reason.HEAD_STALE: Explanation(
         "The session took another turn since the suspend was prepared.", "Repeat the suspend."
@@ -297,6 +305,10 @@ EXPLANATIONS: Mapping[Reason, Explanation] = {
     ),
     Reason.TICKET_INVALID: Explanation(
         "The request's ticket is not valid for this engine.", "Ask sessiond for a fresh ticket."
+    ),
+    Reason.TICKET_FOR_ANOTHER_MODEL: Explanation(
+        "The request's model, or its LoRA adapter, is not the one that its ticket is for.",
+        'Ask for a ticket with the "model" that the request names, or create the session with it.',
     ),
     Reason.GENERATION_EXISTS: Explanation(
         "A snapshot of this generation exists already.", "Repeat the suspend."

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import httpx
 
 from sessiond.domain.errors import (
+    AttestationRefusedError,
     DeadlineExceededError,
     EngineRefusedError,
     EngineUnreachableError,
@@ -101,7 +102,8 @@ class EngineClient:
         :return: whether it could; while requests hold KV that is on its way it cannot
         :raises DeadlineExceededError: no answer within *deadline_s*.
         :raises EngineUnreachableError: no connection, or it was lost.
-        :raises EngineRefusedError: it offers no such call, which is one of development mode.
+        :raises AttestationRefusedError: it offers no such call, which is one of development mode.
+        :raises EngineRefusedError: it answered with another error.
         """
         query = {"reset_running_requests": "true", "reset_external": "true"}
         try:
@@ -112,7 +114,10 @@ class EngineClient:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise EngineUnreachableError from error
         if response.status_code == httpx.codes.NOT_FOUND:
-            raise EngineRefusedError("The engine offers no /reset_prefix_cache.")
+            raise AttestationRefusedError(
+                "The engine's caches cannot be reset: it offers no /reset_prefix_cache, which "
+                "vLLM has in development mode only. A restart of the engine turns its tier on."
+            )
         if response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
             return False
         body = _json(response)

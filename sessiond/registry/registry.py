@@ -299,13 +299,15 @@ class Registry:
             # The database gives the number.
             trail.add_event(db, Event(0, tenant, session_id, kind, at_unix_s, detail))
 
-    def add_event_once(self, event: Event) -> None:
+    def add_event_once(self, event: Event) -> bool:
         """As :meth:`add_event`, but not if the trail has one of this kind and time.
+
+        Returns whether it was added.
 
         :raises SessionNotFoundError: there never was such a session.
         """
         with self._writing() as db:
-            trail.add_event(db, event, once=True)
+            return trail.add_event(db, event, once=True)
 
     def list_events(
         self, tenant: TenantId, session_id: SessionId, *, after: int = 0, limit: int = 100

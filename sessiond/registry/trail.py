@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 _LOOK_BACK = 100
 
 
-def add_event(db: Database, event: Event, *, once: bool = False) -> None:
-    """Add one line, whose number the database gives, to a session's audit trail.
+def add_event(db: Database, event: Event, *, once: bool = False) -> bool:
+    """Add one line, whose number the database gives, to a session's audit trail; return whether.
 
     :param once: not if one of this kind and time is among the newest hundred
     :raises SessionNotFoundError: there never was such a session.
@@ -32,9 +32,10 @@ def add_event(db: Database, event: Event, *, once: bool = False) -> None:
     # the last number seen misses none.
     lock_row(db, event.tenant, event.session_id)
     if once and _has_event(db, event):
-        return
+        return False
     values = event_values(event)
     db.execute(insert(EventRow).values(values))
+    return True
 
 
 def _has_event(db: Database, event: Event) -> bool:

@@ -8,7 +8,11 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from sessiond.domain.errors import AttestationRefusedError, EngineUnreachableError
+from sessiond.domain.errors import (
+    AttestationRefusedError,
+    EngineUnreachableError,
+    IdentityPendingError,
+)
 from sessiond.domain.ids import SessionId
 from sessiond.domain.reasons import EXPLANATIONS
 from sessiond.engine.client import TicketedRequest
@@ -26,6 +30,7 @@ _log = logging.getLogger(__name__)
 
 #: Any token does: what the request computes is thrown away.
 _PROMPT = (1,)
+_MOMENT_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -47,22 +52,26 @@ class Attestations:
         """Have an engine turn its snapshot tier on again.
 
         The engine's caches are reset first: what it keeps from then on was computed after the
-        operator's word. Requests that run begin anew.
+        operator's word. Requests that run begin anew. All steps together have one deadline.
 
         :raises EngineNotFoundError: there is no live engine of that id.
+        :raises IdentityPendingError: it is not known yet whether the tier will be on.
         :raises AttestationRefusedError: the tier must stay off; the message says why.
         :raises UnavailableError: the engine does not answer, or cannot reset its caches.
         """
         began_s = monotonic()
+        end_s = began_s + self._context.limits.attest_deadline_s
         before = await self._context.engines.get(engine_id)
         if not before.tier_off:
             return Attestation(before, "", monotonic() - began_s)
+        if before.is_pending and before.tier_cause is not None:
+            raise IdentityPendingError(causes=(before.tier_cause,))
         if not before.attestable:
             raise AttestationRefusedError(f"The tier is off for good: {before.tier_off}.")
         if not before.url:
             raise EngineUnreachableError(f"Engine {engine_id} did not tell its URL.")
-        await self._attest(tenant, await self._reset(before))
-        after = await self._seen(engine_id, lambda engine: not engine.tier_off)
+        await self._attest(tenant, await self._reset(before, end_s), end_s)
+        after = await self._seen(engine_id, end_s, lambda engine: not engine.tier_off)
         _log.warning(
             "tenant %s attests the weights of engine %s; its tier was off: %s",
             tenant,
@@ -71,38 +80,39 @@ class Attestations:
         )
         return Attestation(after, before.tier_off, monotonic() - began_s)
 
-    async def _reset(self, engine: EngineInfo) -> EngineInfo:
-        deadline_s = monotonic() + self._deadline_s
-        while not await self._context.client.reset_caches(engine.url, self._deadline_s):
-            if monotonic() >= deadline_s:
+    async def _reset(self, engine: EngineInfo, end_s: float) -> EngineInfo:
+        while not await self._context.client.reset_caches(engine.url, _left_s(end_s)):
+            if monotonic() >= end_s:
                 raise AttestationRefusedError("Its caches cannot be reset: requests hold KV.")
             await asyncio.sleep(self._context.limits.poll_s)
-        return await self._seen(engine.engine_id, lambda now: now.resets > engine.resets)
+        return await self._seen(engine.engine_id, end_s, lambda now: now.resets > engine.resets)
 
-    async def _attest(self, tenant: TenantId, engine: EngineInfo) -> None:
+    async def _attest(self, tenant: TenantId, engine: EngineInfo, end_s: float) -> None:
         purpose = Purpose(tenant, SessionId(""), engine, engine.resets)
         permit = self._context.signer.attest(purpose, self._context.now())
         request = TicketedRequest(
             engine.url, engine.model, _PROMPT, permit.cache_salt, permit.ticket
         )
-        answer = await self._context.client.send(request, self._deadline_s)
+        answer = await self._context.client.send(request, _left_s(end_s))
         if not answer.flag("tier_on"):
             raise AttestationRefusedError(_why(answer.causes))
 
-    async def _seen(self, engine_id: str, has: Callable[[EngineInfo], bool]) -> EngineInfo:
+    async def _seen(
+        self, engine_id: str, end_s: float, has: Callable[[EngineInfo], bool]
+    ) -> EngineInfo:
         """Return the engine when its file, which lags a moment behind, says what it must."""
-        deadline_s = monotonic() + self._deadline_s
         while True:
             engine = await self._context.engines.get(engine_id)
             if has(engine):
                 return engine
-            if monotonic() >= deadline_s:
+            if monotonic() >= end_s:
                 raise EngineUnreachableError("The engine's file does not tell what it did.")
             await asyncio.sleep(self._context.limits.poll_s)
 
-    @property
-    def _deadline_s(self) -> float:
-        return self._context.limits.attest_deadline_s
+
+def _left_s(end_s: float) -> float:
+    """Return how much of the one deadline is left, for a call that gets a moment at least."""
+    return max(_MOMENT_S, round(end_s - monotonic(), 1))
 
 
 def _why(causes: Sequence[Cause]) -> str:

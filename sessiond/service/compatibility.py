@@ -67,7 +67,7 @@ def check(
     ]
     return Compatibility(
         mismatches=tuple(mismatches),
-        forbidding=(*causes(mismatches, FieldClass.BYTES), *_surroundings(engine, adapter)),
+        forbidding=(*causes(mismatches, FieldClass.BYTES), *surroundings(engine, adapter)),
         doubting=tuple(causes(mismatches, FieldClass.PROMPT)),
     )
 
@@ -86,9 +86,7 @@ def _adapter_mismatch(manifest: Manifest, adapter: ServedAdapter | None) -> Sequ
     return (Mismatch("adapter", FieldClass.BYTES, cause),)
 
 
-def _surroundings(engine: EngineInfo, adapter: ServedAdapter | None) -> Sequence[Cause]:
-    unproven = adapter.cause() if adapter else None
-    found = [unproven] if unproven else []
-    if engine.tier_cause is not None:
-        found.append(engine.tier_cause)
-    return found
+def surroundings(engine: EngineInfo, adapter: ServedAdapter | None) -> tuple[Cause, ...]:
+    """Return why the engine neither keeps nor loads anything, whatever a snapshot has."""
+    found = (adapter.cause() if adapter else None, engine.tier_cause)
+    return tuple(cause for cause in found if cause is not None)

@@ -26,8 +26,10 @@ _REPLY_TOKENS = 1
 class Continuer:
     """Finds prompts that continue a session token for token, and proves that they may be sent."""
 
-    def __init__(self, client: EngineClient) -> None:
+    def __init__(self, client: EngineClient, deadline_s: float) -> None:
+        """Find with the engines that *client* reaches; *deadline_s* is for all of one prompt."""
         self._client = client
+        self._deadline_s = deadline_s
         self._keeps_spaces: dict[str, bool] = {}  # by engine id
 
     async def find(
@@ -39,14 +41,19 @@ class Continuer:
         it changes nothing but which tokens stand for that text. Nothing is raised: a turn can
         always take the ordinary way.
         """
-        if not chat.is_text:
-            return _refused(Reason.NOT_TEXT)
+        unfit = chat.unfit_cause
+        if unfit is not None:
+            return Continuation(0, 0, 0, cause=unfit)
         if not heads:
-            return _refused(Reason.NOT_FAITHFUL, "nothing is known of the session's tokens")
+            return _refused("nothing is known of the session's tokens")
         try:
-            return await self._find(engine, heads, chat)
+            # The turn waits for it: several calls together get no more time than one.
+            async with asyncio.timeout(self._deadline_s):
+                return await self._find(engine, heads, chat)
+        except TimeoutError:
+            return _refused(f"the engine did not render it within {self._deadline_s:g} s")
         except UnavailableError as error:
-            return _refused(Reason.NOT_FAITHFUL, f"not rendered: {error.message}")
+            return _refused(f"not rendered: {error.message}")
 
     async def _find(
         self, engine: EngineInfo, heads: Sequence[TokenIds[int]], chat: Chat
@@ -54,9 +61,17 @@ class Continuer:
         tokenizer = EngineTokenizer(self._client, engine.url, engine.model)
         rendered = await tokenizer.render(chat)
         limit = engine.max_model_tokens - _REPLY_TOKENS
-        found = [continue_head(head, rendered, limit) for head in heads]
-        proven = [await self._proven(engine, tokenizer, one, rendered) for one in found]
-        return next((one for one in proven if one.cause is None), proven[0])
+        refused: list[Continuation] = []
+        for head in heads:
+            found = continue_head(head, rendered, limit)
+            try:
+                proven = await self._proven(engine, tokenizer, found, rendered)
+            except UnavailableError as error:  # such as tokens of another vocabulary
+                proven = _without_prompt(found, f"not proven: {error.message}")
+            if proven.cause is None:
+                return proven
+            refused.append(proven)
+        return refused[0]
 
     async def _proven(
         self,
@@ -71,8 +86,7 @@ class Continuer:
         if engine.engine_id not in self._keeps_spaces:
             self._keeps_spaces[engine.engine_id] = await tokenizer.keeps_spaces()
         if not self._keeps_spaces[engine.engine_id]:
-            cause = Cause(Reason.NOT_FAITHFUL, "the tokenizer does not show texts as they are")
-            return replace(found, prompt=None, cause=cause)
+            return _without_prompt(found, "the tokenizer does not show texts as they are")
         continued, plain = await asyncio.gather(
             tokenizer.text(found.prompt), tokenizer.text(rendered)
         )
@@ -80,5 +94,9 @@ class Continuer:
         return replace(found, prompt=None, cause=cause_found) if cause_found else found
 
 
-def _refused(reason: Reason, detail: str = "") -> Continuation:
-    return Continuation(0, 0, 0, cause=Cause(reason, detail))
+def _without_prompt(found: Continuation, detail: str) -> Continuation:
+    return replace(found, prompt=None, cause=Cause(Reason.NOT_FAITHFUL, detail))
+
+
+def _refused(detail: str) -> Continuation:
+    return Continuation(0, 0, 0, cause=Cause(Reason.NOT_FAITHFUL, detail))

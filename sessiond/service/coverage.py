@@ -52,9 +52,16 @@ def choose(branches: Sequence[Branch], newest: Manifest | None) -> Branch | None
         return branches[0] if branches else None
     for one in branches:
         had_a_turn = one.updated_unix_s > newest.created_unix_s
-        if had_a_turn and common_prefix_tokens(newest.tokens, one.tokens) < one.kv_tokens:
+        if had_a_turn and _common_tokens(newest, one) < one.kv_tokens:
             return one
-    return max(branches, key=lambda one: common_prefix_tokens(newest.tokens, one.tokens))
+    return max(branches, key=lambda one: _common_tokens(newest, one))
+
+
+def _common_tokens(newest: Manifest, branch: Branch) -> int:
+    """Return how many tokens of a branch a snapshot has KV for, of the same adapter."""
+    if newest.adapter_digest != branch.adapter_digest:
+        return 0
+    return common_prefix_tokens(newest.tokens, branch.tokens)
 
 
 def _sound_tokens(store: Store, manifest: Manifest, tokens: int) -> int:

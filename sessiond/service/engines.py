@@ -113,8 +113,10 @@ class Engines:
                 f"The server at {strangers[0]} answers, but does not load sessiond's connector."
             )
         if live:
-            served = ", ".join(sorted({repr(engine.model) for engine in live}))
-            raise NoEngineError(f"No running engine serves the model {model!r}, but {served}.")
+            adapters = (adapter.name for engine in live for adapter in engine.adapters)
+            served = sorted({*(engine.model for engine in live), *adapters})
+            names = ", ".join(map(repr, served))
+            raise NoEngineError(f"No running engine serves {model!r}; they serve: {names}.")
         raise NoEngineError
 
 

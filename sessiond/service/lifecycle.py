@@ -68,6 +68,9 @@ class Lifecycle:
         :raises SessionNotFoundError: there is no such session.
         :raises TurnInFlightError: a turn is running.
         :raises NothingToSuspendError: there is no whole chunk of KV.
+        :raises NotTextError: the newest turn is more than text.
+        :raises AdapterUnprovenError: it is not proven which adapter computed the KV.
+        :raises TierOffError: the engine keeps nothing.
         :raises UnavailableError: no engine runs, and there is no snapshot either.
         :raises OperationInProgressError: an operation of another kind holds the session.
         """
@@ -76,8 +79,7 @@ class Lifecycle:
         async def begin() -> Work:
             session = await self._catalogue.get(tenant, session_id)
             plan = await self._suspender.plan(session)
-            presence = await self._context.engines.presence(session)
-            await self._catalogue.trail.note(session, presence)
+            await self._note_turn(session)
             return partial(self._suspend, plan)
 
         return await self._once(wanted, key, begin)
@@ -94,6 +96,7 @@ class Lifecycle:
         async def begin() -> Work:
             session = await self._catalogue.get(tenant, session_id)
             prospect = await self._resumer.look(session)
+            await self._note_turn(session)
             return partial(self._resume, prospect)
 
         return await self._once(wanted, key, begin)
@@ -115,6 +118,7 @@ class Lifecycle:
         self, wanted: Claim, key: str, begin: Callable[[], Awaitable[Work]]
     ) -> Operation:
         """Start the operation, or return the one that the key stands for."""
+        begin = partial(self._begun, wanted.kind, begin)
         if not key:
             return await self._operations.start(wanted, await begin())
         request = [wanted.kind.value, wanted.session_id]
@@ -127,6 +131,18 @@ class Lifecycle:
         if operation.operation_id != wanted.operation_id:  # joined one that ran already
             await once.rebind(operation.operation_id)
         return operation
+
+    async def _begun(self, kind: OperationKind, begin: Callable[[], Awaitable[Work]]) -> Work:
+        try:
+            return await begin()
+        except SessiondError as error:
+            self._context.observer.explained(kind, error.causes)
+            raise
+
+    async def _note_turn(self, session: Session) -> None:
+        """Write the newest turn down; its head tells of it even where its KV is gone."""
+        located = await self._context.engines.locate(session)
+        await self._catalogue.trail.note(session, located.head if located else None)
 
     async def _earlier(self, tenant: TenantId, operation_id: str) -> Operation:
         try:
@@ -193,6 +209,7 @@ class Lifecycle:
     async def _failed(self, session: Session, kind: OperationKind, error: SessiondError) -> None:
         """Leave a trace of a failure, which the caller raises."""
         self._context.observer.ended(kind, Outcome.FAILED.value, error.code, 0.0)
+        self._context.observer.explained(kind, error.causes)
         try:
             if kind is OperationKind.RESUME:
                 await self._update(

@@ -12,7 +12,9 @@ class Limits:
     idle_timeout_s: float = 300.0  #: for sessions without one of their own
     suspend_deadline_s: float = 120.0  #: one round of a suspend
     resume_deadline_s: float = 120.0  #: one round of a resume
-    attest_deadline_s: float = 30.0
+    #: The whole of an attestation; 'sessionctl engines attest' waits longer.
+    attest_deadline_s: float = 90.0
+    continue_deadline_s: float = 10.0  #: all that a ticket's "continue" asks of the engine
     lease_s: float = 30.0  #: an operation whose daemon is silent for so long is given up
     turn_settle_s: float = 0.5  #: a head file lags this much behind the turn's answer
     commit_settle_s: float = 2.0  #: how long a manifest may still appear after a lost answer

@@ -58,10 +58,11 @@ class Prober:
         manifest, found = prospect.readable.manifest, prospect.compatibility
         plan = plan_of(view, prospect)
         prefetches = found is not None and found.prefetchable and prospect.target_tokens > 0
+        postponed = found is not None and prospect.engine.is_pending
         return Probe(
             engine=prospect.engine,
             model=prospect.model,
-            would_resume=plan is TurnPlan.WARM or prefetches,
+            would_resume=(plan is TurnPlan.WARM or prefetches) and not postponed,
             plan=plan,
             causes=causes_of(view, prospect),
             mismatches=found.mismatches if found else (),

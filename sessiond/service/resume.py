@@ -11,7 +11,7 @@ from sessiond.domain.outcomes import ResumeReport
 from sessiond.domain.reasons import Cause, Reason
 from sessiond.engine.client import TicketedRequest
 from sessiond.engine.pairs import Pair, ResumeResult, resume_round
-from sessiond.service.compatibility import Compatibility, adapter_for, check
+from sessiond.service.compatibility import Compatibility, adapter_for, check, surroundings
 from sessiond.service.judge import conclude, movable_tokens
 from sessiond.service.permits import Permit, Purpose
 from sessiond.service.resume_rounds import Progress, after_round, begin
@@ -55,7 +55,7 @@ class Prospect:
         """Why not all of the newest snapshot may be used."""
         found = self.compatibility
         if found is None:
-            return (*self.readable.causes, *self.hindrances)
+            return (*self.readable.causes, *self.unkept)
         return (*self.readable.causes, *found.forbidding, *found.doubting)
 
     @property
@@ -65,16 +65,20 @@ class Prospect:
         return (unproven,) if unproven else ()
 
     @property
+    def unkept(self) -> tuple[Cause, ...]:
+        """Why nothing of the next turn will be kept."""
+        return surroundings(self.engine, self.adapter)
+
+    @property
     def target_tokens(self) -> int:
         """How many tokens the engine could be given, in whole chunks."""
         manifest = self.manifest
         if manifest is None:
             return 0
-        return movable_tokens(
-            min(manifest.restorable_tokens, len(manifest.tokens) - 1),
-            manifest.chunk_tokens,
-            self.engine.max_model_tokens,
+        movable = movable_tokens(
+            len(manifest.tokens) - 1, manifest.chunk_tokens, self.engine.max_model_tokens
         )
+        return manifest.restorable_up_to(movable)
 
 
 class Resumer:
@@ -102,8 +106,8 @@ class Resumer:
             here = presence.engine_id if presence else ""
             known = manifest if wanted == session.model else None
             engine = await self._context.engines.choose(wanted, preferred=here, snapshot=known)
-            if wanted and not engine.serves(wanted):
-                wanted, model = "", None  # it was found by what it computes
+        if wanted == session.model and not engine.serves(wanted):
+            wanted, model = "", None  # it may compute the same under another name
         adapter = adapter_for(engine, wanted, manifest if model is None else None)
         found = check(manifest, engine, adapter) if manifest else None
         return Prospect(session, engine, readable, found, adapter)
@@ -116,8 +120,9 @@ class Resumer:
         """
         started_s = monotonic()
         compatibility = prospect.compatibility
-        if compatibility is not None and prospect.engine.is_pending:
-            raise IdentityPendingError
+        off = prospect.engine.tier_cause
+        if compatibility is not None and off is not None and prospect.engine.is_pending:
+            raise IdentityPendingError(causes=(off,))
         if prospect.manifest is None or not compatibility or not compatibility.prefetchable:
             return _report(prospect, begin(0, 1), monotonic() - started_s)
         progress = begin(prospect.target_tokens, prospect.manifest.chunk_tokens)

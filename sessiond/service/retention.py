@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from sessiond.domain.errors import QuotaExceededError, StoreFullError
+from sessiond.domain.reasons import Cause, Reason
 from sessiond.domain.retention import Demand, RemovalCause, floor_bytes
 from sessiond.service.eviction import Evictor, load_of
 from sessiond.service.pressure import Need, Pressure, Removals, RetentionReport, Shortage
@@ -163,7 +164,8 @@ class Retention:
                 raise StoreFullError(
                     f"There is no room: the snapshot needs up to {need.size_bytes} bytes, "
                     f"{usage.space.free_bytes} are free, of which {floor} stay free, and "
-                    f"{shortage.unavailable}."
+                    f"{shortage.unavailable}.",
+                    causes=(Cause(Reason.STORE_FULL),),
                 )
 
     def _settle(self, need: Need, new_bytes: int) -> None:

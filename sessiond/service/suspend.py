@@ -29,8 +29,9 @@ from sessiond.service.suspend_plans import (
     report,
     report_newest,
     stops,
+    unkept_cause,
 )
-from sessiond.service.suspend_rounds import Progress, RoundEnd, after_round, error_of
+from sessiond.service.suspend_rounds import Progress, RoundEnd, after_round, error_of, tier_error
 
 if TYPE_CHECKING:
     from sessiond.domain.outcomes import SuspendReport
@@ -60,11 +61,12 @@ class Suspender:
         :raises TurnInFlightError: a turn is running, and still is after half a second.
         :raises NothingToSuspendError: there is no whole chunk of KV.
         :raises NotTextError: the newest turn is more than text.
+        :raises AdapterUnprovenError: it is not proven which adapter computed it.
         :raises UnavailableError: no engine runs, and there is no snapshot either, or the engine
             keeps nothing.
         """
         located = await self._settled_head(session)
-        unkept = located.head.unkept_cause if located else None
+        unkept = unkept_cause(located) if located else None
         if unkept is not None:
             raise error_of((unkept,))
         newest = (await self._snapshots.newest_readable(session)).manifest
@@ -75,7 +77,7 @@ class Suspender:
             raise NothingToSuspendError
         off = located.engine.tier_cause
         if off is not None and covered.kept_tokens < covered.tokens:
-            raise error_of((off,))  # it may be asleep, too, and answer nothing
+            raise tier_error(off)  # it may be asleep, too, and answer nothing
         source = Source(located, covered.branch, covered.tokens)
         if source.hindrance is not None:
             raise error_of((source.hindrance,))
@@ -112,17 +114,18 @@ class Suspender:
             if located is None or located.head.turns_in_flight == 0:
                 return located
             if monotonic() >= deadline_s:
-                raise TurnInFlightError
+                raise TurnInFlightError(causes=(Cause(Reason.TURN_IN_FLIGHT),))
             await asyncio.sleep(self._context.limits.poll_s)
 
     async def _plan_without_head(self, session: Session, newest: Manifest | None) -> Plan:
         if newest is None:
             engine = await self._context.engines.choose(session.model)  # names what is missing
             if engine.tier_cause is not None:
-                raise error_of((engine.tier_cause,))
+                raise tier_error(engine.tier_cause)
             raise NothingToSuspendError
         if await self._context.engines.is_pending(session.model):
-            raise IdentityPendingError  # it may have a newer head that it cannot tell of yet
+            # It may have a newer head that it cannot tell of yet.
+            raise IdentityPendingError(causes=(Cause(Reason.IDENTITY_PENDING),))
         return Plan(session, newest, source=None)
 
     async def _refreshed(

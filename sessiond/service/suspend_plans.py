@@ -37,15 +37,30 @@ class Source:
         """Why the engine would not hand it over, as far as its file tells."""
         if not self.branch.adapter_digest:
             return None
+        # By name, although content decides: vLLM's keys have the name, so under another one it
+        # finds nothing of this.
         adapter = self.located.engine.adapter(self.branch.adapter_name)
         if adapter is not None and adapter.digest in ("", self.branch.adapter_digest):
-            return adapter.cause()
+            return _momentary(adapter.cause(), self.located)
         return Cause(
             Reason.ADAPTER_MISMATCH,
             detail=f"adapter {self.branch.adapter_name!r}",
             stored=self.branch.adapter_digest,
             live=adapter.digest if adapter else None,
         )
+
+
+def unkept_cause(located: Located) -> Cause | None:
+    """Return why a suspend would leave out the newest turn, if it would."""
+    return _momentary(located.head.unkept_cause, located)
+
+
+def _momentary(cause: Cause | None, located: Located) -> Cause | None:
+    """Tell an adapter whose files are still being read from one that stays unproven."""
+    pending = (adapter.cause() for adapter in located.engine.adapters if adapter.pending)
+    if cause is None or cause not in pending:
+        return cause
+    return Cause(Reason.IDENTITY_PENDING, cause.detail)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from sessiond.domain.errors import (
     TierOffError,
     TurnInFlightError,
 )
-from sessiond.domain.reasons import EXPLANATIONS, Cause, Reason
+from sessiond.domain.reasons import Cause, Reason
 from sessiond.domain.tokens import whole_chunk_tokens
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ _ERRORS: dict[Reason, type[SessiondError]] = {
     Reason.NOT_TEXT: NotTextError,
     Reason.ADAPTER_UNPROVEN: AdapterUnprovenError,
     Reason.ADAPTER_MISMATCH: NothingToSuspendError,
+    Reason.TICKET_FOR_ANOTHER_MODEL: NothingToSuspendError,
     Reason.TIER_OFF: TierOffError,
     Reason.IDENTITY_PENDING: IdentityPendingError,
     Reason.IDENTITY_UNKNOWN: TierOffError,
@@ -74,6 +75,7 @@ class Progress:
     best: SnapshotSummary | None = None
     new_bytes: int = 0  #: stored by all rounds together
     causes: tuple[Cause, ...] = ()
+    trimmed: tuple[Cause, ...] = ()  #: why less is asked for than there was
     done: bool = False
 
     @property
@@ -84,9 +86,12 @@ class Progress:
 
 def after_round(progress: Progress, end: RoundEnd, max_rounds: int) -> Progress:
     """Return the suspend's state after one more round."""
-    counted = replace(progress, rounds=progress.rounds + 1, causes=end.causes)
+    causes = (*progress.trimmed, *(c for c in end.causes if c not in progress.trimmed))
+    counted = replace(progress, rounds=progress.rounds + 1, causes=causes)
     stepped = _committed(counted, end.summary) if end.summary else _refused(counted, end)
-    if stepped.done and stepped.then_tokens:
+    # After any other end, what comes then would end in the same way.
+    goes_on = end.summary or any(cause.reason is Reason.KV_EVICTED for cause in end.causes)
+    if stepped.done and stepped.then_tokens and goes_on:
         stepped = replace(stepped, asked_tokens=stepped.then_tokens, then_tokens=0, done=False)
     return replace(stepped, done=stepped.done or stepped.rounds >= max_rounds)
 
@@ -95,11 +100,13 @@ def error_of(causes: tuple[Cause, ...]) -> SessiondError:
     """Return the error that says why nothing was stored."""
     if not causes:
         return EngineRefusedError("The engine stored nothing and told no cause.")
-    cause = causes[0]
-    sentence = EXPLANATIONS[cause.reason].sentence
-    if cause.detail:
-        sentence = f"{sentence.rstrip('.')} ({cause.detail})."
-    return _ERRORS.get(cause.reason, EngineRefusedError)(sentence)
+    return _ERRORS.get(causes[0].reason, EngineRefusedError)(causes=causes)
+
+
+def tier_error(off: Cause) -> SessiondError:
+    """Return the error of an engine that keeps nothing: whatever it is, no repeat helps."""
+    pending = off.reason is Reason.IDENTITY_PENDING
+    return IdentityPendingError(causes=(off,)) if pending else TierOffError(causes=(off,))
 
 
 def _committed(progress: Progress, summary: SnapshotSummary) -> Progress:
@@ -136,5 +143,6 @@ def _evicted(progress: Progress, available_tokens: int) -> Progress:
     return replace(
         progress,
         asked_tokens=left if worthwhile else progress.asked_tokens,
+        trimmed=tuple(c for c in progress.causes if c.reason is Reason.KV_EVICTED),
         done=not worthwhile,
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,12 +15,14 @@ from sessiond.domain.errors import (
     SessionNotFoundError,
     TurnInFlightError,
 )
+from sessiond.domain.reasons import Reason
 from sessiond.domain.session import OperationStatus, SessionState
 from sessiond.service.judge import is_due
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sessiond.domain.canonical import JsonValue
     from sessiond.service.catalogue import Catalogue, View
     from sessiond.service.context import Context
     from sessiond.service.lifecycle import Lifecycle
@@ -42,6 +46,7 @@ class _Retry:
 
     at_unix_s: float
     wait_s: float
+    idle_since_unix_s: float  #: since then; another turn begins anew
 
     @property
     def known_unix_s(self) -> float:
@@ -111,17 +116,22 @@ class Sweeper:
         views = [view for view in seen if view.state in _IN_ENGINE]
         kept = {(view.session.tenant, view.session.session_id) for view in views}
         self._context.watchlist.drop((key for key in keys if key not in kept), now_unix_s)
-        self._retries = {
-            key: retry for key, retry in self._retries.items() if retry.known_unix_s > now_unix_s
-        }
         watched = set(self._context.watchlist.keys())
+        self._retries = {
+            key: retry
+            for key, retry in self._retries.items()
+            if retry.known_unix_s > now_unix_s and key in watched
+        }
         self._done_unix_s = {key: at for key, at in self._done_unix_s.items() if key in watched}
         return views
 
     def _is_due(self, view: View, now_unix_s: float) -> bool:
         session, key = view.session, _key_of(view)
         retry = self._retries.get(key)
-        if (retry and retry.at_unix_s > now_unix_s) or not view.presence:
+        if not view.presence:
+            return False
+        same = retry is not None and retry.idle_since_unix_s == view.presence.idle_since_unix_s
+        if retry and same and retry.at_unix_s > now_unix_s:
             return False
         # Two idle sessions that do not fit a quota together would evict each other for ever.
         if session.lost_reason and self._done_unix_s.get(key) == view.presence.idle_since_unix_s:
@@ -141,28 +151,29 @@ class Sweeper:
             return None
         except SessiondError as error:
             _log.warning("the sweep could not suspend a session: %s", error.message)
-            return self._failed(session.tenant, session.session_id)
+            return self._failed(view)
         if operation.status is not OperationStatus.SUCCEEDED:
-            return self._failed(session.tenant, session.session_id)
+            return self._failed(view)
+        self._retries.pop(_key_of(view), None)
         if operation.result and operation.result.get("missing_tokens"):
             # What was evicted will not come back; what had no room may have some later.
-            self._postpone(_key_of(view))
-        else:
-            self._retries.pop(_key_of(view), None)
+            self._postpone(view, math.inf if _is_evicted(operation.result) else 0.0)
         if view.presence:
             self._done_unix_s[_key_of(view)] = view.presence.idle_since_unix_s
         return True
 
-    def _failed(self, *key: *Key) -> bool:
-        self._postpone(key)
+    def _failed(self, view: View) -> bool:
+        self._postpone(view)
         return False
 
-    def _postpone(self, key: Key) -> None:
-        earlier = self._retries.get(key)
-        wait_s = self._context.limits.sweep_retry_s
-        if earlier:  # each attempt leaves an operation and an event, and may measure the store
+    def _postpone(self, view: View, least_s: float = 0.0) -> None:
+        key, earlier = _key_of(view), self._retries.get(_key_of(view))
+        idle_since_unix_s = view.presence.idle_since_unix_s if view.presence else 0.0
+        wait_s = max(self._context.limits.sweep_retry_s, least_s)
+        if earlier and earlier.idle_since_unix_s == idle_since_unix_s:
+            # Each attempt leaves an operation and an event, and may measure the store.
             wait_s = min(2 * earlier.wait_s, max(wait_s, _LONGEST_RETRY_S))
-        self._retries[key] = _Retry(self._context.now() + wait_s, wait_s)
+        self._retries[key] = _Retry(self._context.now() + wait_s, wait_s, idle_since_unix_s)
 
     def _all_keys(self) -> list[Key]:
         return [
@@ -170,6 +181,17 @@ class Sweeper:
             for record in self._context.store.list_sessions()
             if not record.is_tombstone
         ]
+
+
+def _is_evicted(result: Mapping[str, JsonValue]) -> bool:
+    """Whether eviction is the only cause of what a suspend left out."""
+    causes = result.get("causes")
+    reasons = (
+        [one.get("reason") for one in causes if isinstance(one, Mapping)]
+        if isinstance(causes, list)
+        else []
+    )
+    return bool(reasons) and set(reasons) == {Reason.KV_EVICTED}
 
 
 def _key_of(view: View) -> Key:

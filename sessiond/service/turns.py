@@ -56,7 +56,7 @@ class Turns:
 
     def __init__(self, context: Context, snapshots: Snapshots, catalogue: Catalogue) -> None:
         self._context = context
-        self._continuer = Continuer(context.client)
+        self._continuer = Continuer(context.client, context.limits.continue_deadline_s)
         self._catalogue = catalogue
         self._resumer = Resumer(context, snapshots)
 
@@ -127,4 +127,4 @@ def causes_of(view: View, prospect: Prospect) -> tuple[Cause, ...]:
     # A session that was never suspended lacks nothing while its KV is in the engine.
     never = prospect.readable.manifest is None and view.session.snapshot is None
     warm = plan_of(view, prospect) is TurnPlan.WARM
-    return prospect.hindrances if never and warm else prospect.causes
+    return prospect.unkept if never and warm else prospect.causes

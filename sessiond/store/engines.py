@@ -172,7 +172,12 @@ def unpack_engine(data: bytes, keys: KeyRing) -> EngineInfo:
         attestable=fields.flag("attestable"),
         resets=fields.count("resets"),
         adapters=tuple(
-            ServedAdapter(adapter.text("name"), adapter.text("digest"), adapter.text("unproven"))
+            ServedAdapter(
+                adapter.text("name"),
+                adapter.text("digest"),
+                adapter.text("unproven"),
+                pending=adapter.flag("pending"),
+            )
             for adapter in fields.objects("adapters")
         ),
         keeps_replies=fields.flag("keeps_replies"),

@@ -61,6 +61,10 @@ class Fields:
         value = self._value(name)
         return value if isinstance(value, dict) else self._refuse(name)
 
+    def optional_mapping(self, name: str) -> Mapping[str, Any] | None:
+        """Return an object, or ``None`` for null."""
+        return None if self._value(name) is None else self.mapping(name)
+
     def mappings(self, name: str) -> list[Mapping[str, Any]]:
         """Return a list of objects, as they are."""
         return [item if isinstance(item, dict) else self._refuse(name) for item in self._list(name)]

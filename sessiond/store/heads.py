@@ -86,9 +86,10 @@ def _last_turn(values: Mapping[str, JsonValue]) -> LastTurn | None:
         return None
     fields = Fields(Fields(values).mapping("last_turn"))
     diverged_at = fields.optional_number("diverged_at_token")
+    told = fields.optional_mapping("split")
     return LastTurn(
         ended_unix_s=fields.number("ended_unix_s"),
-        split=_turn_split(Fields(fields.mapping("split"))),
+        split=None if told is None else _turn_split(Fields(told)),
         tokens_total=fields.count("tokens_total"),
         tokens_restorable=fields.count("tokens_restorable"),
         diverged_at_token=None if diverged_at is None else fields.count("diverged_at_token"),

@@ -67,9 +67,11 @@ class Faults:
     no_details: bool = False  #: vLLM reports no cached tokens
     slow_s: float = 0.0  #: a suspend or resume takes this much longer
     unrenderable: bool = False  #: the chat template fails
+    slow_tokenizer_s: float = 0.0  #: each call of the tokenizer takes this long
     drops_spaces: bool = False  #: texts of tokens lack spaces before commas
     stale_heads: int = 0  #: so many commits find that the head moved on
     unresettable: int = 0  #: so many resets of the caches fail
+    slow_reset_s: float = 0.0  #: a reset takes this long
     no_reset: bool = False  #: vLLM runs without its development mode
     changed_files: bool = False  #: an attestation finds other files
     aborts: set[str] = field(default_factory=set)  #: vLLM aborts them, as a pause does
@@ -173,6 +175,7 @@ class FakeEngine:
         return Response()
 
     async def _reset(self, request: Request) -> Response:
+        await asyncio.sleep(self.faults.slow_reset_s)
         if self.faults.no_reset:
             return Response(status_code=404)
         assert request.query_params["reset_external"] == "true"
@@ -184,6 +187,7 @@ class FakeEngine:
 
     async def _tokenize(self, request: Request) -> Response:
         body = await request.json()
+        await asyncio.sleep(self.faults.slow_tokenizer_s)
         if self.faults.unrenderable:
             return JSONResponse({"error": {"message": "The template fails."}}, 400)
         messages = body.get("messages")
@@ -193,7 +197,11 @@ class FakeEngine:
         return JSONResponse({"tokens": list(tokens), "count": len(tokens)})
 
     async def _detokenize(self, request: Request) -> Response:
-        text = fake_tokenizer.decode((await request.json())["tokens"])
+        await asyncio.sleep(self.faults.slow_tokenizer_s)
+        try:
+            text = fake_tokenizer.decode((await request.json())["tokens"])
+        except (ValueError, OverflowError):  # chr() knows no such letter
+            return JSONResponse({"error": {"message": "No such token."}}, 400)
         return JSONResponse(
             {"prompt": text.replace(" ,", ",") if self.faults.drops_spaces else text}
         )

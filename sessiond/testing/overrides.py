@@ -83,6 +83,7 @@ UNGUARDED = {
     "SessionOffloadingManager.snapshot_tier": _AT_START,
     "SessionOffloadingManager.lookup": _OWN_PARTS_ARE_GUARDED,
     "SessionOffloadingManager.prepare_store": _OWN_PARTS_ARE_GUARDED,
+    "SessionOffloadingManager._prepare_suspend": _OWN_PARTS_ARE_GUARDED,
     "SessionOffloadingManager.complete_load": _OWN_PARTS_ARE_GUARDED,
     "SessionOffloadingManager.on_request_finished": _OWN_PARTS_ARE_GUARDED,
     "SessionOffloadingManager.reset_cache": _OWN_PARTS_ARE_GUARDED,

@@ -11,7 +11,8 @@ from sessiond_cli.formats import duration
 from sessiond_cli.options import DEFAULT_URL, JsonFlag, TokenOption, UrlOption
 from sessiond_cli.output import Output, facts
 
-_PATIENCE_S = 120.0
+#: Longer than the daemon's deadline for all of it.
+PATIENCE_S = 120.0
 
 
 def attest(
@@ -30,7 +31,7 @@ def attest(
     """
     with Daemon(url, token) as daemon:
         path = f"/v1/engines/{quote(engine, safe='')}/attest"
-        done = daemon.post(path, {}, timeout_s=_PATIENCE_S)
+        done = daemon.post(path, {}, timeout_s=PATIENCE_S)
     Output(json).show(done, lambda screen: _print(screen, done))
 
 

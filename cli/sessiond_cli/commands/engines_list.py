@@ -46,6 +46,7 @@ def _row(engine: dict[str, Any], now_unix_s: float) -> list[str]:
         engine["model"],
         engine["vllm_version"],
         age(engine["started_unix_s"], now_unix_s),
-        ", ".join(kind["kind"] for kind in engine["kv_kinds"]),
+        ", ".join(kind["kind"] for kind in engine["kv_kinds"])
+        + ("" if engine["keeps_replies"] else " (prompts only)"),
         f"off: {off}{word}" if off else "on",
     ]

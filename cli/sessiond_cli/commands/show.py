@@ -78,6 +78,8 @@ def _facts(session: Answer, now_unix_s: float) -> list[tuple[str, Any]]:
 
 def _last_turn(turn: dict[str, Any]) -> list[tuple[str, Any]]:
     """Return where its tokens came from, and where they left what was known."""
+    if turn["prompt_tokens"] is None:
+        return [("last turn", "not known: it was not kept")]
     places = [("vram", "VRAM"), ("ram", "RAM"), ("disk", "disk"), ("computed", "computed")]
     parts = ", ".join(f"{count(turn[f'{key}_tokens'])} {name}" for key, name in places)
     rows = [("last turn", f"{count(turn['prompt_tokens'])} tokens: {parts}")]

@@ -11,7 +11,7 @@ from sessiond.connector.mover.protocol import OpenLoad
 from sessiond.domain.errors import SessiondError, StoreError
 from sessiond.domain.fingerprint import FieldClass, Fingerprint, causes, compare
 from sessiond.domain.ids import SegmentId, SessionId, TenantId
-from sessiond.domain.kvgroups import KvGroups
+from sessiond.domain.kvgroups import KvGroups, groups_of
 from sessiond.domain.reasons import Cause, Reason
 from sessiond.domain.snapshot import ChunkRecord, Manifest
 from sessiond.domain.tokens import chain_digests, common_prefix_tokens, from_bytes
@@ -151,6 +151,9 @@ def _refusal(manifest: Manifest, live: Fingerprint, adapter_digest: str) -> list
         refused.append(
             Cause(Reason.ADAPTER_MISMATCH, stored=manifest.adapter_digest, live=adapter_digest)
         )
+    if not refused and manifest.groups != groups_of(live, manifest.chunk_tokens):
+        # Chunks would have other numbers here. Equal fingerprints with other chunks: our own bug.
+        refused.append(Cause(Reason.KV_GROUPS_MISMATCH, "the chunks are of other groups"))
     return refused
 
 

@@ -158,12 +158,14 @@ class SuspendPlan:
         """
         common = common_prefix_tokens(parent.tokens, self._tokens)
         size, groups = parent.chunk_tokens, self._groups
-        window = set(groups.needed(parent.restorable_up_to(common) // size))
+        bad = {
+            chunk for chunk in parent.chunks if chunk.end_token > common or not self._keep(chunk)
+        }
+        window = set(groups.needed(parent.restorable_up_to(common, bad) // size))
         shared: dict[int, ChunkRecord] = {}
         for chunk in parent.chunks:
             number = parent.number(chunk, groups)
-            wanted = groups.keeps_all(chunk.group) or number in window
-            if wanted and chunk.end_token <= common and self._keep(chunk):
+            if chunk not in bad and (groups.keeps_all(chunk.group) or number in window):
                 shared[number] = chunk
         return shared
 

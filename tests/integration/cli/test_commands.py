@@ -10,7 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from sessiond.api.models import PurgeOut, ResumeOut, SessionOut, SuspendOut
+from sessiond.domain.heads import LastTurn, pass_turn
 from sessiond.domain.ids import DEFAULT_TENANT, SessionId, TenantId
+from sessiond.domain.reasons import Cause, Reason
 from sessiond.testing.served import ServedWorld, served_world
 from sessiond.testing.world import AGENT, text
 from sessiond_cli.exits import ExitStatus
@@ -143,6 +145,28 @@ def test_show_tells_where_the_newest_turn_took_its_tokens_from(
         "last turn 100 tokens: 32 VRAM, 0 RAM, 0 disk, 68 computed",
         "diverged at token 40 of 108 known",
     ]
+
+
+def test_show_claims_nothing_of_a_turn_that_was_not_kept(
+    served: ServedWorld, engine: FakeEngine, run: Run
+) -> None:
+    (head,) = served.world.store.read_heads(DEFAULT_TENANT, AGENT)
+    turn = LastTurn(served.world.services.context.now(), None, causes=(Cause(Reason.NOT_TEXT),))
+    engine.write_head(pass_turn(head, turn))
+    rows = [" ".join(row) for row in _words(run("show", AGENT).stdout)]
+    assert "last turn not known: it was not kept" in rows
+
+
+def test_engines_tell_whether_they_keep_replies(
+    served: ServedWorld, engine: FakeEngine, run: Run
+) -> None:
+    assert "(prompts only)" not in run("engines", "list").stdout
+    served.run(partial(_update, engine, keeps_replies=False))
+    assert "(prompts only)" in " ".join(run("engines", "list").stdout.split())
+
+
+async def _update(engine: FakeEngine, *, keeps_replies: bool) -> None:
+    engine.update(keeps_replies=keeps_replies)
 
 
 @pytest.mark.usefixtures("engine")

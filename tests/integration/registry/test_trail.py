@@ -59,8 +59,11 @@ def test_an_event_that_is_there_is_not_added_again(registry: Registry) -> None:
         registry.create_session(a_session(name))
     s, t = a_session("s"), a_session("t")
     wanted = [(s, "turn", 1.5), (s, "turn", 2.5), (s, "resumed", 1.5), (t, "turn", 1.5)]
-    for session, kind, at in (*wanted, *wanted):
+    added = [
         registry.add_event_once(Event(0, session.tenant, session.session_id, kind, at, {}))
+        for session, kind, at in (*wanted, *wanted)
+    ]
+    assert added == [True] * 4 + [False] * 4
     found = [
         (event.kind, event.at_unix_s) for event in registry.list_events(s.tenant, s.session_id)
     ]

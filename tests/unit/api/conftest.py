@@ -5,14 +5,18 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from sessiond.domain.ids import TenantId
+from sessiond.domain.ids import DEFAULT_TENANT, TenantId
 from sessiond.testing.world import World, open_world
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-TOKENS = {"alpha-token-0123456789": TenantId("alpha"), "beta-token-0123456789": TenantId("beta")}
+TOKENS = {
+    "alpha-token-0123456789": TenantId("alpha"),
+    "beta-token-0123456789": TenantId("beta"),
+    "operator-token-0123456789": DEFAULT_TENANT,
+}
 
 
 @pytest.fixture

@@ -81,6 +81,33 @@ async def test_nobody_attests_without_a_token(world: World, guarded: httpx.Async
     assert (answer.status_code, engine.info.resets) == (401, 1)
 
 
+@pytest.mark.parametrize(("token", "status"), [("alpha", 403), ("operator", 200)])
+async def test_what_concerns_all_tenants_is_for_operators(
+    world: World, guarded: httpx.AsyncClient, token: str, status: int
+) -> None:
+    engine = world.start_engine()
+    engine.reset()
+    headers = {"Authorization": f"Bearer {token}-token-0123456789"}
+    attest = f"/v1/engines/{engine.info.engine_id}/attest"
+    for path in (attest, "/v1/admin/sweep", "/v1/admin/gc"):
+        answer = await guarded.post(path, headers=headers)
+        assert answer.status_code == status, path
+        assert status == 200 or answer.json()["code"] == "forbidden"
+    assert engine.info.resets == (2 if status == 200 else 1)
+    assert (await guarded.get("/v1/engines", headers=headers)).status_code == 200
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+async def test_whether_replies_are_kept_is_told(
+    world: World, api: httpx.AsyncClient, *, keeps: bool
+) -> None:
+    engine = world.start_engine()
+    engine.update(keeps_replies=keeps)
+    (listed,) = (await api.get("/v1/engines")).json()["engines"]
+    shown = (await api.get(f"/v1/engines/{engine.info.engine_id}")).json()
+    assert (listed["keeps_replies"], shown["keeps_replies"]) == (keeps, keeps)
+
+
 async def test_a_probe_on_a_named_engine(
     world: World, api: httpx.AsyncClient, suspended: FakeEngine
 ) -> None:
@@ -120,6 +147,10 @@ async def test_every_reason_has_a_line_from_the_beginning(api: httpx.AsyncClient
         for kind in ("suspend", "resume", "turn")
         for reason in Reason
     }
+
+
+async def test_no_metric_tells_when_it_was_made(api: httpx.AsyncClient) -> None:
+    assert "_created" not in (await api.get("/metrics")).text
 
 
 async def test_a_restore_that_is_not_confirmed_moves_a_metric(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -9,11 +10,14 @@ from fastapi.routing import APIRoute
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessiond.api.gates import ACTIONS, SessionIdGate
+from sessiond.api.gates import ACTIONS, MAX_BODY_BYTES, SessionIdGate
 from sessiond.domain.errors import InvalidSessionIdError
 from sessiond.domain.ids import parse_session_id
+from sessiond.testing.world import AGENT
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     import httpx
     from starlette.types import Message, Receive, Scope, Send
 
@@ -116,6 +120,33 @@ def passes(scope: Scope) -> bool:
 
     asyncio.run(SessionIdGate(app)(scope, receive, send))
     return bool(passed)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("more_bytes", [0, 1])
+@pytest.mark.parametrize("in_parts", [False, True])
+async def test_a_body_has_a_limit(
+    world: World, api: httpx.AsyncClient, *, more_bytes: int, in_parts: bool
+) -> None:
+    world.start_engine()
+    await world.create()
+    empty = json.dumps({"continue": {"messages": [{"role": "user", "content": ""}]}})
+    filled = "a" * (MAX_BODY_BYTES + more_bytes - len(empty))
+    body = empty.replace('""', f'"{filled}"').encode()
+
+    async def parts() -> AsyncIterator[bytes]:
+        for at in range(0, len(body), 1 << 20):
+            yield body[at : at + (1 << 20)]
+
+    sent = parts() if in_parts else body
+    answer = await api.post(
+        f"/v1/sessions/{AGENT}/ticket", content=sent, headers={"Content-Type": "application/json"}
+    )
+    told = answer.json()
+    assert (answer.status_code, told.get("code")) == (
+        (413, "body_too_large") if more_bytes else (200, None)
+    )
+    assert more_bytes == 0 or "continue" in told["hint"]
 
 
 @pytest.mark.anyio

@@ -66,7 +66,10 @@ def test_tables_and_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert settings.tokens == {"0123456789abcdef": "alpha"}
     monkeypatch.setenv("SESSIOND_ENGINES", "http://c , http://d/")
     monkeypatch.setenv("SESSIOND_TOKENS", TOKENS)
+    assert settings.operator_tenants == ("default",)
+    monkeypatch.setenv("SESSIOND_OPERATOR_TENANTS", "alpha, ops")
     settings = load_settings()
+    assert settings.operator_tenants == ("alpha", "ops")
     assert settings.engines == ("http://c", "http://d")
     assert settings.tokens == {"0123456789abcdef": "alpha"}
 
@@ -96,6 +99,7 @@ def test_this_machine_needs_none(host: str) -> None:
         ("tokens", '{"short": "alpha"}'),
         ("tokens", '{"0123456789abcdef": "../alpha"}'),
         ("tokens", "{"),
+        ("operator_tenants", "../alpha"),
         ("log_level", "loud"),
     ],
 )

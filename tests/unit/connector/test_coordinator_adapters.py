@@ -59,6 +59,17 @@ def test_the_mover_is_asked_for_the_snapshot_of_that_adapter(vllm: FakeScheduler
     assert asked.adapter_digest == POET.digest
 
 
+def test_equal_tokens_of_two_adapters_are_stored_as_what_computed_them(
+    vllm: FakeScheduler,
+) -> None:
+    for adapter in (None, POET):
+        turn(vllm, adapter, adapter.digest if adapter else "")
+    for adapter in (None, POET, SCRIBE):
+        suspend(vllm, adapter, adapter.digest if adapter else "")
+    asked = vllm.mover.told(protocol.OpenSuspend)
+    assert [each.adapter_digest for each in asked] == ["", POET.digest]  # and none of SCRIBE's
+
+
 def test_a_suspend_stores_it_as_that_adapters(vllm: FakeScheduler) -> None:
     turn(vllm, POET, POET.digest)
     suspend(vllm, POET, POET.digest)
@@ -76,7 +87,8 @@ def test_a_ticket_for_other_weights_is_refused_with_both_digests(
     answer = turn(vllm, adapter, digest)
     live = adapter.digest if adapter else None
     assert not answer["ok"]
-    assert causes(answer) == [("adapter_mismatch", digest or None, live)]
+    assert causes(answer) == [("ticket_for_another_model", digest or None, live)]
+    assert "Ask for a ticket" in answer["causes"][0]["hint"]
     assert vllm.published().branches == []
 
 
@@ -86,7 +98,7 @@ def test_an_unproven_adapter_is_served_and_not_kept(vllm: FakeScheduler, digest:
     (cause,) = answer["causes"]
     assert (answer["ok"], cause["reason"]) == (False, "adapter_unproven")
     assert "'poet': its files changed" in cause["detail"]
-    assert "Restart the engine" in cause["hint"]
+    assert "restart the engine" in cause["hint"]
     head = vllm.published()
     assert (head.branches, head.unkept, head.turns_in_flight) == ([], "adapter_unproven", 0)
     assert vllm.mover.told(protocol.OpenLoad) == []

@@ -93,7 +93,18 @@ def test_a_request_with_images_is_served_and_not_kept(vllm: FakeScheduler) -> No
     assert (answer["ok"], reasons(answer)) == (False, ["not_text"])
     head = vllm.published()
     assert (head.unkept, head.turns_in_flight, len(head.branches)) == ("not_text", 0, 1)
+    assert head.last_turn is not None
+    assert head.last_turn["split"] is None  # vLLM may have had some of it in VRAM: nobody knows
     assert vllm.mover.told(protocol.OpenLoad) == []
+
+
+def test_a_side_call_with_an_image_leaves_the_conversation_alone(vllm: FakeScheduler) -> None:
+    vllm.take_turn(tokens_of(3))
+    side = vllm.arrive(vllm.ticket(), tokens_of(2, first=1000), plain_text=False)
+    assert reasons(vllm.finish(side)) == ["not_text"]
+    assert vllm.published().unkept == ""
+    vllm.begin_suspend(tokens_of(3), 3)
+    assert vllm.mover.told(protocol.OpenSuspend)
 
 
 def test_after_images_an_older_branch_is_not_suspended(vllm: FakeScheduler) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -236,3 +237,12 @@ def changed(name: str, part: object, values: dict[str, Any]) -> VllmConfig:
     config = VllmConfig()
     setattr(config, name, part)
     return config
+
+
+def test_weights_of_other_checkpoints_are_refused_by_name() -> None:
+    described = SimpleNamespace(text_model_id="someone/else", audio_model_id=None, hidden_size=4)
+    config = copy.copy(default_config())
+    config.model_config = SimpleNamespace(hf_config=described)  # type: ignore[assignment] # vLLM's own would load it
+    assert "other checkpoints as well (text_model_id)" in refusal([FULL], config)
+    described.text_model_id = None
+    assert refusal([FULL], config) == ""

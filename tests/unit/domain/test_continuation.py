@@ -4,7 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessiond.domain.continuation import Chat, Continuation, continue_head, difference
+from sessiond.domain.continuation import (
+    TEXT_PART_TYPES,
+    Chat,
+    Continuation,
+    continue_head,
+    difference,
+)
 from sessiond.domain.reasons import Reason
 from sessiond.domain.tokens import common_prefix_tokens, token_ids
 
@@ -87,16 +93,29 @@ def test_bytes_that_are_no_character_prove_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "is_text"),
+    ("content", "reason"),
     [
-        ("words", True),
-        (None, True),  # a message that only calls tools
-        ([{"type": "text", "text": "words"}], True),
-        ([{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {}}], False),
-        ([{"type": "input_audio"}], False),
-        (["words"], False),
+        ("words", None),
+        (None, None),  # a message that only calls tools
+        (["words"], None),
+        ([{"text": "words"}], None),
+        *(([{"type": kind, kind: "words"}], None) for kind in sorted(TEXT_PART_TYPES)),
+        ([{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {}}], "not_text"),
+        ([{"type": "input_audio"}], "not_text"),
+        ([{"type": "input_image"}], "not_text"),
+        ([{"type": "video_embeds"}], "not_text"),
+        ([{"type": "prompt_embeds"}], "not_text"),
+        ([{"image_url": "data:"}], "not_text"),
+        ([{"type": "text", "text": "a", "image_url": "data:"}], "not_text"),
+        ([{"type": "of_tomorrow"}], "not_faithful"),
+        ([{"type": ["text"]}], "not_faithful"),
+        ([{}], "not_faithful"),
+        ([7], "not_faithful"),
+        ([{"type": "of_tomorrow"}, {"type": "image_url"}], "not_text"),
     ],
 )
-def test_what_is_text(content: object, *, is_text: bool) -> None:
+def test_what_is_text(content: object, reason: str | None) -> None:
     system = {"role": "system", "content": "words"}
-    assert Chat([system, {"role": "user", "content": content}]).is_text is is_text
+    cause = Chat([system, {"role": "user", "content": content}]).unfit_cause
+    assert (cause.reason.value if cause else None) == reason
+    assert reason != "not_faithful" or (cause and cause.detail)

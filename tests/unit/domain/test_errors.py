@@ -7,6 +7,7 @@ import pytest
 
 from sessiond.domain import errors
 from sessiond.domain.errors import SessiondError
+from sessiond.domain.reasons import EXPLANATIONS, Cause, Reason
 
 
 def family(error: type[SessiondError]) -> Iterator[type[SessiondError]]:
@@ -62,6 +63,16 @@ def test_the_docstring_is_the_default_message(error: type[SessiondError]) -> Non
 @pytest.mark.parametrize("error", ALL)
 def test_a_given_message_counts(error: type[SessiondError]) -> None:
     assert error("It did not.").message == str(error("It did not.")) == "It did not."
+
+
+@pytest.mark.parametrize("error", ALL)
+def test_causes_are_told_in_words(error: type[SessiondError]) -> None:
+    cause, other = Cause(Reason.STORE_FULL, "3 bytes"), Cause(Reason.DEADLINE)
+    told = error(causes=(cause, other))
+    assert told.causes == (cause, other)
+    assert told.message == "The store's file system has no room left (3 bytes)."
+    assert told.hint == EXPLANATIONS[Reason.STORE_FULL].hint
+    assert (error().causes, error().hint) == ((), error.hint)
 
 
 def test_the_unprepared_case_is_not_retryable() -> None:

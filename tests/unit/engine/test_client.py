@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sessiond.domain.errors import (
+    AttestationRefusedError,
     DeadlineExceededError,
     EngineRefusedError,
     EngineUnreachableError,
@@ -231,7 +232,7 @@ async def test_a_reset_of_caches(answer: bytes, done: bool) -> None:  # noqa: FB
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
-        (http("404 Not Found", {"detail": "Not Found"}), EngineRefusedError),
+        (http("404 Not Found", {"detail": "Not Found"}), AttestationRefusedError),
         (http("401 Unauthorized", {}), EngineRefusedError),
         (http("200 OK", "no JSON")[:-1], EngineUnreachableError),
         (None, EngineUnreachableError),

@@ -10,11 +10,14 @@ import pytest
 from sessiond.domain.engines import ServedAdapter
 from sessiond.domain.errors import (
     AdapterUnprovenError,
+    IdentityPendingError,
     NoEngineError,
     NothingToSuspendError,
     SessiondError,
 )
+from sessiond.domain.heads import Head, LastTurn, pass_turn
 from sessiond.domain.ids import DEFAULT_TENANT, SessionId
+from sessiond.domain.reasons import EXPLANATIONS
 from sessiond.domain.tickets import Ticket, verify
 from sessiond.service.compatibility import adapter_for, check
 from sessiond.testing.snapshots import SnapshotPlan, a_fingerprint, manifest_of_plan
@@ -83,7 +86,7 @@ async def test_an_engine_that_could_keep_it_is_preferred(world: World) -> None:
 async def test_an_adapter_that_nobody_serves_has_no_engine(world: World) -> None:
     start(world, SCRIBE)
     await world.create(model="poet")
-    with pytest.raises(NoEngineError, match="'poet'"):
+    with pytest.raises(NoEngineError, match="serves 'poet'; they serve: 'scribe', 'smol'"):
         await world.services.turns.ticket(DEFAULT_TENANT, AGENT)
 
 
@@ -210,9 +213,43 @@ async def test_what_an_adapter_computed_before_it_changed_is_not_stored(
     await world.create()
     await world.turn(AGENT, text(100), model="poet")
     engine.update(adapters=(now,))
-    with pytest.raises(error, match="'poet'"):
+    with pytest.raises(error, match="'poet'") as refused:
         await world.suspend()
+    assert refused.value.hint == EXPLANATIONS[refused.value.causes[0].reason].hint
     assert [seen.op for seen in engine.seen] == ["turn"]
+
+
+async def test_while_its_files_are_read_a_suspend_may_be_tried_again(world: World) -> None:
+    unread = replace(UNPROVEN, pending=True)
+    engine = start(world, unread)
+    await world.create(model="poet")
+    cause, now = unread.cause(), world.services.context.now()
+    assert cause is not None
+    head = Head(DEFAULT_TENANT, AGENT, engine.info.engine_id, 1, 0, now, ())
+    turn = LastTurn(now, None, causes=(cause,))
+    engine.write_head(pass_turn(head, turn))  # as the connector notes it
+    with pytest.raises(IdentityPendingError, match="'poet'"):
+        await world.suspend()
+    engine.update(adapters=(POET,))
+    with pytest.raises(AdapterUnprovenError) as refused:  # of what that turn left
+        await world.suspend()
+    assert "another turn" in refused.value.hint
+    await world.turn(AGENT, text(140))
+    assert report(await world.suspend())["snapshot"]["model"] == "poet"
+
+
+async def test_what_an_adapter_that_is_read_again_computed_may_be_stored_later(
+    world: World,
+) -> None:
+    engine = start(world, POET)
+    await world.create()
+    await world.turn(AGENT, text(100), model="poet")
+    engine.update(adapters=(replace(UNPROVEN, pending=True),))
+    with pytest.raises(IdentityPendingError) as refused:
+        await world.suspend()
+    assert refused.value.retryable
+    engine.update(adapters=(POET,))
+    report(await world.suspend())
 
 
 async def test_the_engine_knows_better_than_its_file(world: World) -> None:

@@ -11,15 +11,19 @@ from sessiond.domain.errors import (
     AttestationRefusedError,
     DeadlineExceededError,
     EngineNotFoundError,
-    EngineRefusedError,
     EngineUnreachableError,
+    IdentityPendingError,
     NothingToSuspendError,
     SessiondError,
+    TierOffError,
 )
 from sessiond.domain.ids import DEFAULT_TENANT
+from sessiond.domain.reasons import EXPLANATIONS, Reason
 from sessiond.domain.session import SessionState
 from sessiond.service.limits import Limits
+from sessiond.service.reports import problem_of
 from sessiond.testing.world import AGENT, World, open_world, problem, report, text
+from sessiond_cli.commands.engines_attest import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -135,7 +139,7 @@ def without_url(engine: FakeEngine) -> None:
     [
         (off_for_good, AttestationRefusedError, "off for good: weights may change in place"),
         (never_reset, AttestationRefusedError, "requests hold KV"),
-        (without_development_mode, EngineRefusedError, "offers no /reset_prefix_cache"),
+        (without_development_mode, AttestationRefusedError, "A restart of the engine"),
         (with_other_files, AttestationRefusedError, "changed since the engine started: model"),
         (asleep, DeadlineExceededError, "may be paused or asleep"),
         (aborting, EngineUnreachableError, "aborted the request"),
@@ -155,6 +159,32 @@ async def test_why_it_stays_off(
     assert engine.info.tier_off
 
 
+async def test_one_whose_files_are_being_read_is_not_off_for_good(
+    world: World, engine: FakeEngine
+) -> None:
+    engine.update(tier_off="16 GB", tier_off_reason="identity_pending")
+    with pytest.raises(IdentityPendingError, match="16 GB") as refused:
+        await attest(world, engine)
+    assert refused.value.retryable
+
+
+async def test_its_steps_have_one_deadline_together(tmp_path: Path) -> None:
+    patient = Limits(attest_deadline_s=2.0, poll_s=0.01)
+    async with open_world(tmp_path, limits=patient) as world:
+        engine = world.start_engine()
+        engine.reset()
+        engine.faults.hangs.add("attest")
+        engine.faults.slow_reset_s = 0.5
+        with pytest.raises(DeadlineExceededError) as late:
+            await attest(world, engine)
+    waited_s = float(late.value.message.split("within ")[1].split(" s")[0])
+    assert waited_s <= patient.attest_deadline_s - engine.faults.slow_reset_s
+
+
+def test_the_cli_is_more_patient_than_the_daemon() -> None:
+    assert Limits().attest_deadline_s + 10 < PATIENCE_S
+
+
 async def test_an_engine_that_is_not_there(world: World, engine: FakeEngine) -> None:
     world.kill_engine(engine)
     with pytest.raises(EngineNotFoundError):
@@ -172,6 +202,27 @@ async def test_a_suspend_says_why_it_cannot(world: World, engine: FakeEngine) ->
     with pytest.raises(SessiondError, match="development mode") as with_kv:
         await world.suspend()
     assert with_kv.value.code == "tier_off"
+
+
+@pytest.mark.parametrize(
+    "reason", [Reason.TIER_OFF, Reason.IDENTITY_UNKNOWN, Reason.MOVER_FAILED, Reason.STORE_FAILED]
+)
+@pytest.mark.parametrize("with_kv", [False, True])
+async def test_whatever_turned_the_tier_off_no_repeat_helps(
+    world: World,
+    engine: FakeEngine,
+    reason: Reason,
+    with_kv: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    await world.create()
+    if with_kv:
+        await world.turn(AGENT, text(100))
+    engine.update(tier_off="what happened", tier_off_reason=reason.value)
+    with pytest.raises(TierOffError, match="what happened") as refused:
+        await world.suspend()
+    told = problem_of(refused.value)
+    assert (told["code"], told["retryable"]) == ("tier_off", False)
+    assert told["hint"] == EXPLANATIONS[reason].hint
 
 
 async def test_what_is_stored_already_needs_no_tier(world: World, engine: FakeEngine) -> None:

@@ -8,6 +8,8 @@ import pytest
 
 from sessiond.domain.continuation import Chat, Continuation
 from sessiond.domain.ids import DEFAULT_TENANT
+from sessiond.domain.tokens import TokenIds, token_ids
+from sessiond.service.continuation import Continuer
 from sessiond.testing.fake_engine import FakeEngine
 from sessiond.testing.fake_tokenizer import END, decode, encode, render, spell
 from sessiond.testing.world import AGENT, World, report
@@ -136,6 +138,43 @@ async def test_a_prompt_must_leave_room_for_a_reply(world: World) -> None:
     reason, detail = await refusal(world, AGAIN)
     assert reason == "not_faithful"
     assert "no room" in detail
+
+
+def foreign() -> TokenIds[int]:
+    """Return a head of another vocabulary: the engine refuses to show its text."""
+    return token_ids([1_000_000_000] * 500 + [END])
+
+
+@pytest.mark.parametrize("foreign_first", [False, True])
+async def test_a_head_that_cannot_be_proved_does_not_cost_the_other(
+    world: World, *, foreign_first: bool
+) -> None:
+    await replied(world)
+    good = render(ASKED) + spell(REPLY) + token_ids([END])
+    heads = [foreign(), good] if foreign_first else [good, foreign()]
+    continuer = Continuer(world.services.context.client, 10.0)
+    require_faithful(await continuer.find(world.started[0].info, heads, Chat(AGAIN)))
+
+
+async def test_the_first_head_says_why_none_can_be_used(world: World) -> None:
+    await replied(world)
+    continuer = Continuer(world.services.context.client, 10.0)
+    heads = [foreign(), spell("something else")]
+    found = await continuer.find(world.started[0].info, heads, Chat(AGAIN))
+    assert (found.prompt, found.head_tokens) == (None, 501)
+    assert found.cause is not None
+    assert "No such token" in found.cause.detail
+
+
+async def test_all_that_is_asked_of_the_engine_has_one_deadline(world: World) -> None:
+    engine = await replied(world)
+    engine.faults.slow_tokenizer_s = 0.2  # each of five calls is in time
+    head = render(ASKED) + spell(REPLY) + token_ids([END])
+    continuer = Continuer(world.services.context.client, 0.5)
+    found = await continuer.find(engine.info, [head], Chat(AGAIN))
+    assert found.prompt is None
+    assert found.cause is not None
+    assert "within 0.5 s" in found.cause.detail
 
 
 @pytest.mark.parametrize("resumed", [False, True])

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sessiond.domain.engines import ServedAdapter
 from sessiond.domain.errors import EngineNotFoundError, NoEngineError, SessionNotFoundError
 from sessiond.domain.fingerprint import FieldClass
 from sessiond.domain.ids import DEFAULT_TENANT, SessionId
-from sessiond.testing.world import AGENT, World, report, text
+from sessiond.testing.world import AGENT, World, problem, report, text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -97,6 +98,43 @@ async def test_an_engine_whose_tier_is_off(world: World, suspended: FakeEngine) 
     assert (found.would_resume, found.tokens_loadable) == (False, 0)
     (cause,) = found.causes
     assert (cause.reason, cause.detail) == ("tier_off", "the engine's caches were reset")
+
+
+async def test_an_adapter_that_has_another_name_there(world: World) -> None:
+    poet = ServedAdapter("poet", digest="p" * 64)
+    engine = world.start_engine()
+    engine.update(adapters=(poet,))
+    await world.create(model="poet")
+    await world.turn(AGENT, text(100))
+    report(await world.suspend())
+    other = world.start_engine("other")
+    other.update(adapters=(replace(poet, name="bard"),))
+    there = await probe(world, other)
+    assert (there.model, there.would_resume, there.causes) == ("bard", True, ())
+    world.kill_engine(engine)
+    assert await probe(world) == there
+
+
+async def test_an_engine_that_is_taking_its_fingerprint(
+    world: World, suspended: FakeEngine
+) -> None:
+    suspended.update(tier_off="16 GB", tier_off_reason="identity_pending")
+    found = await probe(world)
+    assert (found.plan, found.would_resume) == ("warm", False)
+    assert problem(await world.resume()) == "identity_pending"
+    suspended.update(tier_off="", tier_off_reason="")
+    assert (await probe(world)).would_resume
+
+
+async def test_a_new_session_is_told_that_nothing_will_be_kept(world: World) -> None:
+    engine = world.start_engine()
+    engine.update(tier_off="sleep mode", tier_off_reason="tier_off")
+    await world.create()
+    cold = await probe(world)
+    assert [cause.reason for cause in cold.causes] == ["no_snapshot", "tier_off"]
+    await world.turn(AGENT, text(100))
+    warm = await probe(world)
+    assert (warm.plan, [cause.detail for cause in warm.causes]) == ("warm", ["sleep mode"])
 
 
 async def test_what_is_not_there(world: World) -> None:

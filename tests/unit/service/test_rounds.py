@@ -107,6 +107,22 @@ def test_a_suspend_with_two_stops_asks_for_both() -> None:
     assert progress.best == end.summary
 
 
+@pytest.mark.parametrize("reason", [Reason.DEADLINE, Reason.STORE_FULL, Reason.TIER_OFF])
+def test_after_a_refusal_the_second_stop_is_not_tried(reason: Reason) -> None:
+    progress = suspend_rounds.Progress(CHUNK, 3 * CHUNK, 0, then_tokens=5 * CHUNK)
+    end = suspend_rounds.RoundEnd(None, (Cause(reason),))
+    assert suspend_rounds.after_round(progress, end, MANY).done
+
+
+def test_a_head_that_moves_on_for_ever_ends_the_suspend() -> None:
+    progress = suspend_rounds.Progress(CHUNK, 3 * CHUNK, 0)
+    end = suspend_rounds.RoundEnd(None, (Cause(Reason.HEAD_STALE),))
+    for _ in range(4):
+        progress = replace(progress, then_tokens=5 * CHUNK)  # as a fresh look at the head does
+        progress = suspend_rounds.after_round(progress, end, MANY)
+    assert progress.done
+
+
 def test_chunks_that_restore_nothing_yet_are_progress() -> None:
     progress = suspend_rounds.Progress(CHUNK, 9 * CHUNK, 0)
     for chunks, tokens in ((4, 0), (8, 0), (11, 9 * CHUNK)):

@@ -197,10 +197,24 @@ async def test_what_was_evicted_is_not_asked_for_at_every_sweep(
     world.pass_time(IDLE_S + 1)
     assert (await world.services.sweeper.sweep()).suspended == 1
     asked = suspends(engine)
+    world.pass_time(10 * 3600)
     assert (await world.services.sweeper.sweep()).due == 0
-    world.pass_time(world.services.context.limits.sweep_retry_s + 1)
-    assert (await world.services.sweeper.sweep()).due == 1
     await world.turn(AGENT, text(130))
     world.pass_time(IDLE_S + 1)
     assert (await world.services.sweeper.sweep()).suspended == 1
     assert suspends(engine) > asked
+
+
+@pytest.mark.anyio
+async def test_a_new_turn_does_not_wait_for_what_failed_before(
+    world: World, engine: FakeEngine
+) -> None:
+    engine.faults.refusals["suspend"] = Reason.STORE_FAILED
+    world.pass_time(IDLE_S + 1)
+    for _ in range(6):
+        await world.services.sweeper.sweep()
+        world.pass_time(600)
+    await world.turn(AGENT, text(130))
+    world.pass_time(IDLE_S + 1)
+    engine.faults.refusals.clear()
+    assert (await world.services.sweeper.sweep()).suspended == 1

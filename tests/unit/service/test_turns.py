@@ -131,7 +131,7 @@ async def test_a_name_is_no_identity_what_computed_the_snapshot_is(world: World)
 async def test_without_its_content_the_name_decides(world: World) -> None:
     await suspended_by_a_renamed_engine(world)
     await world.create(SessionId("new"), model="smol")
-    with pytest.raises(NoEngineError, match="serves the model 'smol', but 'other'"):
+    with pytest.raises(NoEngineError, match="serves 'smol'; they serve: 'other'"):
         await world.services.turns.ticket(DEFAULT_TENANT, SessionId("new"))
 
 

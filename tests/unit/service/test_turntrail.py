@@ -7,15 +7,16 @@ from typing import Any
 import pytest
 
 from sessiond.domain.errors import NotTextError
-from sessiond.domain.heads import LastTurn, TurnSplit, pass_turn
+from sessiond.domain.heads import LastTurn, pass_turn
 from sessiond.domain.ids import DEFAULT_TENANT
 from sessiond.domain.reasons import Cause, Reason
 from sessiond.domain.session import OperationStatus
-from sessiond.testing.world import AGENT, World, report, text
+from sessiond.testing.world import AGENT, World, problem, report, text
 
 pytestmark = pytest.mark.anyio
 
 PROMPT = text(100)
+PLACES = ("prompt", "vram", "ram", "disk", "computed")
 
 
 async def turns(world: World) -> list[dict[str, Any]]:
@@ -58,6 +59,51 @@ async def test_another_daemon_does_not_tell_of_it_again(world: World) -> None:
     assert len(await turns(world)) == 1
 
 
+async def test_what_several_daemons_see_is_counted_once(world: World) -> None:
+    world.start_engine()
+    await world.create()
+    await world.turn(AGENT, PROMPT)
+    await see_an_image(world)
+    view = await world.show()
+    for _ in range(2):
+        fresh = type(world.services.catalogue.trail)(world.services.context)
+        await fresh.note(view.session, view.presence)
+    assert counted(world, "turn", "not_text") == 1
+
+
+async def test_a_resume_elsewhere_tells_of_the_turn_before_itself(world: World) -> None:
+    engine = world.start_engine()
+    await world.create()
+    await world.turn(AGENT, PROMPT)
+    report(await world.suspend())
+    await world.turn(AGENT, text(140))
+    world.start_engine("other")
+    engine.update(tier_off="the engine's caches were reset", tier_off_reason="tier_off")
+    report(await world.resume())
+    events = await world.services.catalogue.events(DEFAULT_TENANT, AGENT, 0, 100)
+    kinds = [event.kind for event in events]
+    assert kinds == ["created", "turn", "suspended", "turn", "resumed"]
+
+
+async def test_refused_and_failed_operations_say_why_in_the_metrics(world: World) -> None:
+    engine = world.start_engine()
+    await world.create()
+    await world.turn(AGENT, PROMPT)
+    engine.faults.refusals["suspend"] = Reason.STORE_FULL
+    assert problem(await world.suspend()) == "store_full"
+    assert counted(world, "suspend", "store_full") == 1
+    await see_an_image(world)
+    with pytest.raises(NotTextError):
+        await world.suspend()
+    assert counted(world, "suspend", "not_text") == 1
+    await world.turn(AGENT, text(140))
+    engine.faults.refusals.clear()
+    report(await world.suspend())
+    engine.update(tier_off="16 GB", tier_off_reason="identity_pending")
+    assert problem(await world.resume()) == "identity_pending"
+    assert counted(world, "resume", "identity_pending") == 1
+
+
 async def test_a_suspend_tells_of_the_turn_before_itself(world: World) -> None:
     world.start_engine()
     await world.create()
@@ -75,6 +121,7 @@ async def test_a_session_shows_its_newest_turn(world: World) -> None:
     presence = (await world.show()).presence
     assert presence is not None
     assert presence.last_turn is not None
+    assert presence.last_turn.split is not None
     assert presence.last_turn.split.prompt_tokens == 100
 
 
@@ -85,9 +132,10 @@ async def test_the_causes_of_a_turn_are_counted_once(world: World) -> None:
     await see_an_image(world)
     for _ in range(2):
         await world.services.sweeper.sweep()
-    told = world.metrics.exposition(1).decode()
-    assert 'sessiond_causes_total{kind="turn",reason="not_text"} 1.0' in told
-    assert (await turns(world))[-1]["causes"][0]["reason"] == "not_text"
+    assert counted(world, "turn", "not_text") == 1
+    told = (await turns(world))[-1]
+    assert told["causes"][0]["reason"] == "not_text"
+    assert {told[f"{place}_tokens"] for place in PLACES} == {None}
 
 
 async def test_a_session_whose_newest_turn_has_images_is_not_suspended(world: World) -> None:
@@ -109,9 +157,16 @@ async def test_a_session_whose_newest_turn_has_images_is_not_suspended(world: Wo
     assert (await world.suspend()).status is OperationStatus.SUCCEEDED
 
 
+def counted(world: World, kind: str, reason: str) -> float:
+    """Return how often the metrics have seen a cause."""
+    line = f'sessiond_causes_total{{kind="{kind}",reason="{reason}"}} '
+    told = world.metrics.exposition(1).decode()
+    return float(told.partition(line)[2].partition("\n")[0])
+
+
 async def see_an_image(world: World) -> None:
     """Let a turn with an image pass, as the connector notes it."""
     (head,) = world.store.read_heads(DEFAULT_TENANT, AGENT)
     now = world.services.context.now()
-    turn = LastTurn(now, TurnSplit(120), causes=(Cause(Reason.NOT_TEXT),))
+    turn = LastTurn(now, None, causes=(Cause(Reason.NOT_TEXT),))
     world.started[-1].write_head(pass_turn(head, turn))

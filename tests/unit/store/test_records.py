@@ -78,7 +78,7 @@ SPLITS = st.builds(TurnSplit, COUNTS, COUNTS, COUNTS, COUNTS)
 LAST_TURNS = st.builds(
     LastTurn,
     ended_unix_s=TIMES,
-    split=SPLITS,
+    split=st.none() | SPLITS,
     tokens_total=COUNTS,
     tokens_restorable=COUNTS,
     diverged_at_token=st.none() | COUNTS,
