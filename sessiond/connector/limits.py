@@ -26,6 +26,6 @@ class Limits:
         """Return how many whole chunks of one group so many tokens are."""
         return tokens // self.chunk_tokens
 
-    def end_of(self, number: int) -> int:
-        """Return the token at which a chunk ends."""
-        return (self.groups.position(number) + 1) * self.chunk_tokens
+    def chunks_of(self, tokens: int) -> range:
+        """Return the numbers of all groups' whole chunks of a context of so many tokens."""
+        return self.groups.all_before(self.chunks_in(tokens))

@@ -71,10 +71,8 @@ class Suspends:
         suspend = request.suspend
         if suspend is None or not self._can_write(request, suspend):
             return frozenset()
-        beyond = self._limits.groups.all_before(self._limits.chunks_in(request.target_tokens)).stop
-        missing = sorted(
-            chunk for chunk in set(chunks) - suspend.durable_chunks if 0 <= chunk < beyond
-        )
+        asked = self._limits.chunks_of(request.target_tokens)
+        missing = sorted(chunk for chunk in set(chunks) - suspend.durable_chunks if chunk in asked)
         return frozenset(missing[: self._limits.ram_chunks])
 
     def start(self, request: TicketedRequest, job_id: int, items: list[list[int]]) -> None:
@@ -84,8 +82,8 @@ class Suspends:
             self._mover.report(JobDone(job_id, frozenset(), all_good=False))
             return
         # vLLM offers the chunk of the one sampled token too, if it completes one.
-        end = self._limits.groups.all_before(self._limits.chunks_in(request.target_tokens)).stop
-        kept = sorted(item for item in items if item[0] < end)
+        asked = self._limits.chunks_of(request.target_tokens)
+        kept = sorted(item for item in items if item[0] in asked)
         self._mover.begin(job_id, frozenset(chunk for chunk, _ in kept))
         self._mover.ask(protocol.Store(job_id, suspend.plan_id, kept))
 
