@@ -61,6 +61,7 @@ class Faults:
     no_connector: bool = False  #: plain vLLM: tickets mean nothing
     lost_answers: set[str] = field(default_factory=set)  #: the work is done, the answer is not
     hangs: set[str] = field(default_factory=set)  #: nothing is done and nothing answered
+    gates: dict[str, asyncio.Event] = field(default_factory=dict)  #: nothing is done before
     http_errors: dict[str, int] = field(default_factory=dict)
     refusals: dict[str, Reason] = field(default_factory=dict)  #: ``ok`` is false, for this reason
     uncounted_tokens: int = 0  #: vLLM reports this many cached tokens too few
@@ -221,6 +222,8 @@ class FakeEngine:
             return JSONResponse(error, self.faults.http_errors[op])
         if op in self.faults.hangs:
             await self._hang(request, op)
+        if op in self.faults.gates:
+            await self.faults.gates[op].wait()
         if op in self.faults.aborts:
             return JSONResponse(self._aborted())
         if ticket is None or self.faults.no_connector:

@@ -64,10 +64,16 @@ def told() -> Told:
     return Told()
 
 
-def started(cache: DigestCache, told: Told, *modules: LoraModule, **options: Any) -> AdapterBook:  # noqa: ANN401
+def written(cache: DigestCache, told: Told, **options: Any) -> AdapterBook:  # noqa: ANN401
+    """Return a book whose thread does not run yet."""
     book = AdapterBook(cache, FACTS, **{"trusting": False, **options})
     book.on_change = told.news.append
     book._began_unix_s += LATER_S
+    return book
+
+
+def started(cache: DigestCache, told: Told, *modules: LoraModule, **options: Any) -> AdapterBook:  # noqa: ANN401
+    book = written(cache, told, **options)
     book.expect(modules)
     book.start()
     told.wait_for(lambda: len(told.news) >= len(modules))
@@ -252,9 +258,10 @@ def test_one_that_cannot_be_read_is_unproven(
 def test_one_first_seen_in_a_request_is_known_later(
     poet: Path, cache: DigestCache, told: Told
 ) -> None:
-    book = started(cache, told)
+    book = written(cache, told)
     module = LoraModule("poet", str(poet))
     assert book.look(module).digest == ""
+    book.start()
     told.wait_for(lambda: bool(book.served()[0].digest))
     assert book.look(module) == ServedAdapter("poet", digest_of(poet, cache))
 

@@ -165,9 +165,13 @@ async def test_two_resumes_at_once_restore_once(world: World) -> None:
     report(await world.suspend())
     world.kill_engine(engine)
     engine = world.start_engine()
-    first, second = await asyncio.gather(world.resume(), world.resume())
-    assert first == second
-    assert report(first)["outcome"] == "restored"
+    gate = engine.faults.gates["resume"] = asyncio.Event()
+    resume = world.services.lifecycle.resume
+    first = await resume(DEFAULT_TENANT, AGENT)
+    second = await resume(DEFAULT_TENANT, AGENT)
+    assert first.operation_id == second.operation_id
+    gate.set()
+    assert report(await world.ended(second))["outcome"] == "restored"
     assert [seen.op for seen in engine.seen] == ["resume", "outcome"]
 
 
