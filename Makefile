@@ -41,9 +41,10 @@ $(OTHER_VENV)/.installed: pyproject.toml Makefile
 demo: install ## One agent's story: suspend, kill the engine, resume (about 5 minutes)
 	$(BIN)/sessiond demo
 
-bench: install ## Measure the store and what others notice; best on an idle machine (about 15 minutes)
+bench: install ## Measure store, gateway and what others notice; best on an idle machine (about 20 minutes)
 	$(BIN)/sessiond bench store --output .bench/store.json
 	$(BIN)/sessiond bench interference --output .bench/interference.json
+	$(BIN)/sessiond bench gateway --output .bench/gateway.json
 
 fuzz: install ## Fuzz the readers of files, messages and tickets for FUZZ_SECONDS in all
 	$(BIN)/python -m pip install --quiet --editable '.[fuzz]'

@@ -62,7 +62,13 @@ class Daemon:
         """Send *body* to *path*; ``timeout_s=None`` waits as long as it takes."""
         return self._answer(self._send("POST", path, body=body, timeout_s=timeout_s))
 
-    def begin(self, path: str, key: str, wait_s: float) -> tuple[Answer, bool]:
+    def patch(self, path: str, body: Answer) -> Answer:
+        """Change *path*."""
+        return self._answer(self._send("PATCH", path, body=body))
+
+    def begin(
+        self, path: str, key: str, wait_s: float, query: Query | None = None
+    ) -> tuple[Answer, bool]:
         """Begin a long call, or ask for the one that was begun with this idempotency *key*.
 
         :return: the report and ``True``, or the running operation and ``False``
@@ -70,7 +76,7 @@ class Daemon:
         response = self._send(
             "POST",
             path,
-            query={"wait": wait_s},
+            query={"wait": wait_s, **(query or {})},
             headers={"Idempotency-Key": key},
             timeout_s=wait_s + _ANSWER_TIMEOUT_S,
         )

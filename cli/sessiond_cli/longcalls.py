@@ -8,17 +8,22 @@ from typing import TYPE_CHECKING, Final
 from sessiond.domain.ids import SessionId, new_hex_id
 
 if TYPE_CHECKING:
-    from sessiond_cli.daemon import Answer, Daemon
+    from sessiond_cli.daemon import Answer, Daemon, Query
 
 #: One HTTP call waits at most this long, so that proxies in between stay calm.
 _ROUND_S: Final = 20.0
 
 
 def run_long_call(
-    daemon: Daemon, session_id: SessionId, action: str, wait_s: float | None
+    daemon: Daemon,
+    session_id: SessionId,
+    action: str,
+    wait_s: float | None,
+    query: Query | None = None,
 ) -> tuple[Answer, bool]:
     """Run *action* for a session and wait for its end, at most *wait_s* if that is given.
 
+    :param query: further parameters of the call
     :return: the report and ``True``, or the operation that still runs and ``False``
     :raises CommandError: it failed, or the daemon does not answer.
     """
@@ -30,6 +35,6 @@ def run_long_call(
         if wait_s is not None:
             left_s = max(0.0, min(_ROUND_S, wait_s - (time.monotonic() - started_s)))
         # The same key: the first call begins the operation, the others ask for its end.
-        answer, ended = daemon.begin(path, key, left_s)
+        answer, ended = daemon.begin(path, key, left_s, query)
         if ended or left_s < _ROUND_S:
             return answer, ended

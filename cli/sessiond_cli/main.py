@@ -9,13 +9,19 @@ import typer
 from typer.core import TyperGroup
 
 from sessiond import __version__
+from sessiond_cli.commands.change import change
+from sessiond_cli.commands.create import create
+from sessiond_cli.commands.drain import drain, undrain
 from sessiond_cli.commands.engines_attest import attest
 from sessiond_cli.commands.engines_list import list_engines
+from sessiond_cli.commands.fork import fork
 from sessiond_cli.commands.list import list_sessions
+from sessiond_cli.commands.pause import pause, unpause
 from sessiond_cli.commands.probe import probe
 from sessiond_cli.commands.purge import purge
 from sessiond_cli.commands.resume import resume
 from sessiond_cli.commands.show import show_session
+from sessiond_cli.commands.status import status
 from sessiond_cli.commands.store_inspect import inspect
 from sessiond_cli.commands.store_verify import verify
 from sessiond_cli.commands.suspend import suspend
@@ -64,10 +70,18 @@ _store = _app("Look at the files of a store.")
 
 app.command("list", epilog=EPILOG)(list_sessions)
 app.command("show", epilog=EPILOG)(show_session)
+app.command("create", epilog=EPILOG)(create)
+app.command("set", epilog=EPILOG)(change)
 app.command("suspend", epilog=EPILOG)(suspend)
 app.command("resume", epilog=EPILOG)(resume)
+app.command("fork", epilog=EPILOG)(fork)
+app.command("drain", epilog=EPILOG)(drain)
+app.command("undrain", epilog=EPILOG)(undrain)
 app.command("probe", epilog=EPILOG)(probe)
 app.command("purge", epilog=EPILOG)(purge)
+app.command("status", epilog=EPILOG)(status)
+app.command("pause", epilog=EPILOG)(pause)
+app.command("unpause", epilog=EPILOG)(unpause)
 app.add_typer(_engines, name="engines")
 _engines.command("list", epilog=EPILOG)(list_engines)
 _engines.command("attest", epilog=EPILOG)(attest)

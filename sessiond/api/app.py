@@ -3,17 +3,22 @@
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any, Final
 
 from fastapi import FastAPI
 
 from sessiond import __version__
 from sessiond.api import problems
+from sessiond.api.events import events_router
 from sessiond.api.gates import AuthGate, BodyGate, SessionIdGate
+from sessiond.api.gateway import GatewayPolicy, gateway_routes
+from sessiond.api.gateway_docs import gateway_paths
 from sessiond.api.metrics import Metrics
 from sessiond.api.models_upkeep import ProblemOut
 from sessiond.api.others import admin_router, engines_router, health_router, operations_router
 from sessiond.api.sessions import sessions_router
+from sessiond.api.sweeps import sweeps_router
 from sessiond.api.verify import verify_router
 from sessiond.domain.ids import DEFAULT_TENANT, TenantId
 from sessiond.service.services import Services
@@ -43,6 +48,7 @@ class Policy:
     operation_wait_s: float = 300.0
     #: Whose tokens may do what concerns all tenants; without tokens everybody may.
     operators: Collection[TenantId] = frozenset({DEFAULT_TENANT})
+    gateway: GatewayPolicy = field(default_factory=GatewayPolicy)
 
 
 def create_app(
@@ -59,27 +65,34 @@ def create_app(
     )
     app.include_router(sessions_router(services, policy.operation_wait_s))
     app.include_router(operations_router(services))
+    app.include_router(events_router(services))
     app.include_router(engines_router(services))
     app.include_router(admin_router(services))
+    app.include_router(sweeps_router(services))
     app.include_router(verify_router(services, policy.operation_wait_s))
     app.include_router(health_router(services, metrics))
+    # First of all: turns are many, and they are matched one route after the other.
+    app.router.routes[:0] = gateway_routes(services.gateway, policy.gateway)
     problems.install(app)
     # The last one added is the first one passed.
-    app.add_middleware(BodyGate)
+    app.add_middleware(BodyGate, gateway_bytes=policy.gateway.max_body_bytes)
     app.add_middleware(SessionIdGate)
     app.add_middleware(AuthGate, tokens=policy.tokens, operators=policy.operators)
-    _describe_problems(app)
+    # Made when somebody asks: it takes longer than all the rest.
+    app.openapi = cache(partial(_described, app.openapi))  # type: ignore[method-assign]
     return app
 
 
-def _describe_problems(app: FastAPI) -> None:
+def _described(fastapis_own: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Let OpenAPI show problem documents where FastAPI would show its own error form."""
-    schema: dict[str, Any] = app.openapi()
+    schema = fastapis_own()
+    schema["paths"].update(gateway_paths())
     for path in schema["paths"].values():
         for operation in path.values():
             operation["responses"].pop("422", None)
-            operation["responses"]["default"] = _PROBLEM
+            operation["responses"].setdefault("default", _PROBLEM)
     schemas = schema["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     schemas["ProblemOut"] = ProblemOut.model_json_schema()
+    return schema

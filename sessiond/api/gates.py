@@ -10,8 +10,10 @@ from collections.abc import Collection, Mapping
 from typing import Final
 from urllib.parse import unquote
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from sessiond.api.openai_errors import is_gateway, openai_error
 from sessiond.api.problems import problem_response
 from sessiond.domain.errors import BodyTooLargeError, SessiondError, UnauthorizedError
 from sessiond.domain.ids import DEFAULT_TENANT, TenantId, parse_session_id
@@ -19,13 +21,15 @@ from sessiond.domain.ids import DEFAULT_TENANT, TenantId, parse_session_id
 _GUARDED: Final = "/v1"
 _SESSIONS: Final = "/v1/sessions/"
 #: The last part of addresses below one session.
-ACTIONS: Final = frozenset({"suspend", "resume", "ticket", "snapshots", "events", "probe"})
+ACTIONS: Final = frozenset({"suspend", "resume", "fork", "ticket", "snapshots", "events", "probe"})
 #: Where the caller's tenant is kept in the request's state.
 TENANT_STATE: Final = "tenant"
 #: Where it is kept whether the caller may do what concerns all tenants.
 OPERATOR_STATE: Final = "operator"
 #: Of a request's body: a long conversation for a ticket's "continue" has a tenth of it.
 MAX_BODY_BYTES: Final = 8 << 20
+#: Of a call of the gateway, by default: its images are part of it.
+MAX_GATEWAY_BODY_BYTES: Final = 64 << 20
 
 
 class AuthGate:
@@ -43,7 +47,7 @@ class AuthGate:
         if scope["type"] == "http" and _is_guarded(scope["path"]):
             tenant = self._tenant(scope)
             if tenant is None:
-                await problem_response(UnauthorizedError())(scope, receive, send)
+                await _refusal(scope, UnauthorizedError())(scope, receive, send)
                 return
             state = scope.setdefault("state", {})
             state[TENANT_STATE] = tenant
@@ -84,17 +88,19 @@ class SessionIdGate:
 class BodyGate:
     """Answers 413 to a body that is too large, before all of it is read."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, gateway_bytes: int = MAX_GATEWAY_BODY_BYTES) -> None:
         self._app = app
+        self._gateway_bytes = gateway_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the call on with its body, or answer 413."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        first = await _read(receive)
+        limit_bytes = self._gateway_bytes if is_gateway(scope["path"]) else MAX_BODY_BYTES
+        first = await _read(receive, limit_bytes)
         if first is None:
-            await problem_response(BodyTooLargeError())(scope, receive, send)
+            await _refusal(scope, _too_large(limit_bytes))(scope, receive, send)
             return
         unread = [first]
 
@@ -104,7 +110,7 @@ class BodyGate:
         await self._app(scope, replayed, send)
 
 
-async def _read(receive: Receive) -> Message | None:
+async def _read(receive: Receive, limit_bytes: int) -> Message | None:
     """Return the whole body as one message; ``None`` if it is too large."""
     parts, size_bytes = [], 0
     while True:
@@ -113,10 +119,24 @@ async def _read(receive: Receive) -> Message | None:
             return message  # the caller hung up
         parts.append(message.get("body", b""))
         size_bytes += len(parts[-1])
-        if size_bytes > MAX_BODY_BYTES:
+        if size_bytes > limit_bytes:
             return None
         if not message.get("more_body", False):
             return {"type": "http.request", "body": b"".join(parts), "more_body": False}
+
+
+def _too_large(limit_bytes: int) -> BodyTooLargeError:
+    if limit_bytes == MAX_BODY_BYTES:
+        return BodyTooLargeError()
+    error = BodyTooLargeError(f"The request's body has more than {limit_bytes >> 20} MiB.")
+    error.hint = "Raise SESSIOND_GATEWAY_BODY_BYTES, or give images by URL."
+    return error
+
+
+def _refusal(scope: Scope, error: SessiondError) -> Response:
+    if is_gateway(scope["path"]):
+        return openai_error(error)
+    return problem_response(error)
 
 
 def _written_id(scope: Scope) -> str | None:

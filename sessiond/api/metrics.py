@@ -16,6 +16,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from sessiond.domain.reasons import Cause, Reason
 from sessiond.domain.retention import RemovalCause
 from sessiond.domain.session import OperationKind
+from sessiond.service.sweep import SweepReport
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 _BUCKETS_S: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
@@ -61,6 +62,11 @@ class Metrics:
             registry=self._registry,
         )
 
+        self._resumes_waiting = Gauge(
+            "sessiond_resumes_waiting",
+            "Resumes that wait for room in the RAM tier of their engine.",
+            registry=self._registry,
+        )
         self._removed = Counter(
             "sessiond_snapshot_removals",
             "Sessions that lost snapshots to retention, by cause.",
@@ -102,10 +108,31 @@ class Metrics:
             registry=self._registry,
         )
 
+        self._sweeps = Counter(
+            "sessiond_sweep_sessions",
+            "Due sessions of sweeps, by what became of them: suspended, failed, or left for a "
+            "later sweep (yielded to resumes, throttled by the byte rate), which counts each time.",
+            ("end",),
+            registry=self._registry,
+        )
+        for end in ("suspended", "failed", "yielded", "throttled"):
+            self._sweeps.labels(end)
+        self._windows = Counter(
+            "sessiond_sweep_windows",
+            "Sweep windows that came, by name; one that comes during a pause does not count.",
+            ("window",),
+            registry=self._registry,
+        )
+        self._paused = Gauge(
+            "sessiond_sweeps_paused",
+            "Whether the sweeps are paused: 1 or 0.",
+            registry=self._registry,
+        )
+
     def ended(self, kind: OperationKind, outcome: str, reason: str, seconds: float) -> None:
         """Count one operation."""
         self._operations.labels(kind.value, outcome, reason).inc()
-        if outcome != "failed":
+        if outcome not in ("failed", "skipped"):
             self._seconds.labels(kind.value).observe(seconds)
 
     def explained(self, kind: str, causes: Iterable[Cause]) -> None:
@@ -131,8 +158,20 @@ class Metrics:
         self._verified_bytes.inc(stored_bytes)
         self._damaged.inc(damaged)
 
-    def exposition(self, live_engines: int, tiers_off: int = 0) -> bytes:
+    def swept(self, report: SweepReport) -> None:
+        """Count what became of the sessions that were due."""
+        for end in ("suspended", "failed", "yielded", "throttled"):
+            self._sweeps.labels(end).inc(getattr(report, end))
+        if report.window and not report.paused:
+            self._windows.labels(report.window).inc()
+
+    def paused(self, *, on: bool) -> None:
+        """Show whether the sweeps are paused."""
+        self._paused.set(on)
+
+    def exposition(self, live_engines: int, tiers_off: int = 0, resumes_waiting: int = 0) -> bytes:
         """Return all metrics in Prometheus' text form."""
+        self._resumes_waiting.set(resumes_waiting)
         self._engines.set(live_engines)
         self._tiers_off.set(tiers_off)
         return generate_latest(self._registry)

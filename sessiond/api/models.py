@@ -8,7 +8,9 @@ from sessiond.domain.canonical import JsonValue
 from sessiond.domain.outcomes import Outcome
 from sessiond.domain.reasons import Cause, Reason
 from sessiond.domain.session import (
+    NEVER_IDLE_S,
     Event,
+    OnEvicted,
     Operation,
     OperationKind,
     OperationStatus,
@@ -18,20 +20,23 @@ from sessiond.domain.session import (
 from sessiond.service.catalogue import Changes, View, ViewPage
 from sessiond.service.turntrail import turn_json
 
-#: A year; longer means never, and ``pinned`` says that better.
-_MAX_IDLE_TIMEOUT_S = 31_536_000
+_MAX_TTL_S = 31_536_000
 _PINNED = (
     "Whether sweeps leave the session alone, and its snapshots are never removed by themselves."
 )
+
+#: The largest that a database can hold.
+MAX_EVENT_ID = 2**63 - 1
 
 IdleTimeout = Annotated[
     float | None,
     Field(
         ge=0,
-        le=_MAX_IDLE_TIMEOUT_S,
+        le=NEVER_IDLE_S,
         allow_inf_nan=False,
-        description="Seconds without a token after which the session is suspended; "
-        "null means the configured default.",
+        description="Seconds without a token after which the session is suspended; null means "
+        "the configured default. The longest, a year (31536000), means never: not even at a sweep "
+        "window, which suspends sessions with other longer timeouts too.",
         examples=[600],
     ),
 ]
@@ -42,11 +47,21 @@ Ttl = Annotated[
     Field(
         strict=True,  # true is no second
         ge=0,
-        le=_MAX_IDLE_TIMEOUT_S,
+        le=_MAX_TTL_S,
         allow_inf_nan=False,
         description="Seconds without use after which the session's snapshots are removed; 0 means "
         "never, null the configured default. The session itself stays.",
         examples=[86400],
+    ),
+]
+
+
+OnEvictedChoice = Annotated[
+    OnEvicted | None,
+    Field(
+        description="What a suspend does about KV that was evicted from VRAM and RAM before it "
+        "came. prefix: store what is still there. recompute: let the engine compute the rest "
+        "again. skip: store nothing. Null means the configured default.",
     ),
 ]
 
@@ -81,6 +96,7 @@ class SessionIn(Strict):
     idle_timeout_s: IdleTimeout = None
     ttl_s: Ttl = None
     pinned: bool = Field(default=False, description=_PINNED)
+    on_evicted: OnEvictedChoice = None
 
 
 class SessionPatch(Strict):
@@ -89,6 +105,7 @@ class SessionPatch(Strict):
     idle_timeout_s: IdleTimeout = None
     ttl_s: Ttl = None
     pinned: bool = Field(default=False, description=_PINNED)
+    on_evicted: OnEvictedChoice = None
 
     def changes(self) -> Changes:
         """Translate: null is a value of its own, not "left out"."""
@@ -99,7 +116,30 @@ class SessionPatch(Strict):
             changes["ttl_s"] = self.ttl_s
         if "pinned" in self.model_fields_set:
             changes["pinned"] = self.pinned
+        if "on_evicted" in self.model_fields_set:
+            changes["on_evicted"] = self.on_evicted
         return changes
+
+
+class ForkIn(Strict):
+    """A fork to make."""
+
+    session_id: str | None = Field(
+        default=None, description="Of the new session; made by sessiond if left out."
+    )
+    generation: int | None = Field(
+        default=None,
+        ge=1,
+        le=10**18 - 1,
+        description="The snapshot to fork; the newest readable one if left out.",
+    )
+
+
+class OriginOut(Answer):
+    """Where a fork began."""
+
+    session_id: str
+    generation: int
 
 
 class ListQuery(Strict):
@@ -135,7 +175,9 @@ class SnapshotOut(Answer):
     raw_bytes: int = Field(description="KV bytes when decoded.", examples=[141557760])
     stored_bytes: int = Field(description="KV bytes on disk.", examples=[95551488])
     new_bytes: int = Field(description="Written by this suspend.")
-    shared_bytes: int = Field(description="Taken over from earlier snapshots.")
+    shared_bytes: int = Field(
+        description="Taken over from earlier snapshots, or from the session that was forked."
+    )
     seconds: float
     engine_id: str
     model: str
@@ -159,6 +201,7 @@ class LastTurnOut(Answer):
     """
 
     engine_id: str
+    turn_id: str = Field(description="Of the turn's ticket; empty in heads of earlier versions.")
     ended_unix_s: float
     prompt_tokens: int | None
     vram_tokens: int | None
@@ -192,7 +235,9 @@ class SessionOut(Answer):
     idle_timeout_s: float | None
     ttl_s: float | None
     pinned: bool
+    on_evicted: OnEvicted | None
     snapshot: SnapshotOut | None = Field(description="The newest one.")
+    forked_from: OriginOut | None = Field(description="Null for a session that is no fork.")
     presence: PresenceOut | None = Field(description="Null if no live engine knows the session.")
     resumed_on: str = Field(description="The engine that the newest resume filled; else empty.")
     last_turn: LastTurnOut | None = Field(description="Null if no live engine knows of one.")
@@ -218,7 +263,11 @@ class SessionOut(Answer):
             idle_timeout_s=session.idle_timeout_s,
             ttl_s=session.ttl_s,
             pinned=session.pinned,
+            on_evicted=session.on_evicted,
             snapshot=SnapshotOut.model_validate(session.snapshot) if session.snapshot else None,
+            forked_from=(
+                OriginOut.model_validate(session.forked_from) if session.forked_from else None
+            ),
             presence=PresenceOut.model_validate(view.presence) if view.presence else None,
             resumed_on=session.resumed_on,
             last_turn=_last_turn(view.presence),
@@ -257,6 +306,14 @@ class SuspendOut(Answer):
     snapshot: SnapshotOut
     rounds: int = Field(description="0 if the newest snapshot had everything already.")
     missing_tokens: int = Field(description="Of the head's whole chunks, not in the snapshot.")
+    evicted_tokens: int = Field(
+        default=0,
+        description="Of the head's whole chunks, those that were gone from VRAM and RAM and in "
+        "no snapshot when the suspend came.",
+    )
+    recomputed_tokens: int = Field(
+        default=0, description="Tokens that the engine computed again for this suspend."
+    )
     causes: list[CauseOut]
     seconds: float
 
@@ -281,6 +338,9 @@ class ResumeOut(Answer):
     tokens_restored: int = Field(description="Proven to be in the engine, from wherever.")
     disk_tokens: int = Field(description="Of them, loaded from disk.")
     seconds: float
+    queued_s: float = Field(
+        default=0.0, description="Of them, until other resumes had made room in the RAM tier."
+    )
 
 
 class DeleteOut(Answer):
@@ -305,11 +365,16 @@ class OperationOut(Answer):
     result: dict[str, Any] | None = Field(
         description="The report of one that succeeded; code, message and hint of a failed one."
     )
+    queue_position: int | None = Field(
+        default=None,
+        description="Of a resume that waits for room in the engine's RAM tier: how many go before "
+        "it. Null if it does not wait, or another daemon runs it.",
+    )
 
     @classmethod
-    def of(cls, operation: Operation) -> Self:
+    def of(cls, operation: Operation, queue_position: int | None = None) -> Self:
         """Translate."""
-        return cls.model_validate(operation)
+        return cls.model_validate(operation).model_copy(update={"queue_position": queue_position})
 
 
 class EventOut(Answer):

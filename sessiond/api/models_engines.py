@@ -4,7 +4,7 @@ from typing import Any, Self
 
 from pydantic import Field
 
-from sessiond.api.models import Answer
+from sessiond.api.models import Answer, Strict
 from sessiond.domain.architectures import KV_KINDS, Support, kinds_of
 from sessiond.domain.engines import EngineInfo
 from sessiond.service.attest import Attestation
@@ -53,6 +53,13 @@ class EngineOut(Answer):
         description="Whether KV of replies can be kept, not of prompts alone; false with sliding "
         "windows, unless vLLM's --prefix-cache-retention-interval is set."
     )
+    launch: str = Field(
+        description="Names the 'sessiond engine' that started it; empty for one started in another "
+        "way."
+    )
+    draining: bool = Field(
+        description="Whether it gets new turns and resumes only if no other engine can serve them."
+    )
     adapters: list[AdapterOut]
     kv_kinds: list[KvKindOut] = Field(description="The kinds of its KV groups.")
 
@@ -90,6 +97,54 @@ class AttestOut(Answer):
             was_off=attestation.was_off,
             seconds=attestation.seconds,
         )
+
+
+class DrainIn(Strict):
+    """How long a drain may take."""
+
+    deadline_s: float = Field(
+        default=30.0, ge=0, le=3600, allow_inf_nan=False, description="Seconds."
+    )
+
+
+class SavedOut(Answer):
+    """A session whose KV a drain stored."""
+
+    tenant: str
+    session_id: str
+    generation: int
+    tokens: int = Field(description="That can be restored.")
+
+
+class UnsavedOut(Answer):
+    """A session with KV that a drain did not store, or not all of it."""
+
+    tenant: str
+    session_id: str
+    code: str = Field(
+        description="Why: the code of an error or of a reason. deadline_exceeded: it was not its "
+        "turn yet, or was still being stored.",
+        examples=["turn_in_flight"],
+    )
+    detail: str
+    tokens: int = Field(description="That would have to be computed again.")
+
+
+class DrainOut(Answer):
+    """How far a drain came."""
+
+    engine_id: str
+    complete: bool = Field(description="Whether all that the engine has is stored.")
+    saved: list[SavedOut]
+    unsaved: list[UnsavedOut] = Field(description="The most valuable first.")
+    seconds: float
+
+
+class UndrainOut(Answer):
+    """An engine that serves as any other."""
+
+    engine_id: str
+    was_draining: bool
 
 
 class StrangerOut(Answer):

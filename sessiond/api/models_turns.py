@@ -156,6 +156,9 @@ class ProbeOut(Answer):
     tokens_total: int
     tokens_restorable: int
     tokens_loadable: int = Field(description="Of them, on this engine.")
+    resumes_ahead: int = Field(
+        description="Resumes that run in this engine or wait for room in its RAM tier."
+    )
 
     @classmethod
     def of(cls, probe: Probe) -> Self:
@@ -172,4 +175,5 @@ class ProbeOut(Answer):
             tokens_total=probe.tokens_total,
             tokens_restorable=probe.tokens_restorable,
             tokens_loadable=probe.tokens_loadable,
+            resumes_ahead=probe.resumes_ahead,
         )

@@ -5,15 +5,6 @@ from pydantic import Field
 from sessiond.api.models import Answer
 
 
-class SweepOut(Answer):
-    """What one sweep did."""
-
-    watched: int = Field(description="Sessions that may have KV in an engine.")
-    due: int = Field(description="Of them, idle for longer than their timeout.")
-    suspended: int
-    failed: int
-
-
 class GcOut(Answer):
     """What was removed, and what the store takes now. All sizes are bytes on disk."""
 
@@ -46,6 +37,7 @@ class ReadyOut(Answer):
 
     status: str = Field(examples=["ready"])
     live_engines: int
+    sweeps_paused: bool = Field(description="Whether an operator has paused the idle sweeps.")
 
 
 class ProblemOut(Answer):

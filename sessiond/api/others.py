@@ -11,13 +11,16 @@ from sessiond.api.metrics import Metrics
 from sessiond.api.models import OperationOut, PurgeIn, PurgeOut
 from sessiond.api.models_engines import (
     AttestOut,
+    DrainIn,
+    DrainOut,
     EngineDetailOut,
     EngineOut,
     EnginesOut,
     StrangerOut,
+    UndrainOut,
     kv_support,
 )
-from sessiond.api.models_upkeep import GcOut, HealthOut, ReadyOut, SweepOut
+from sessiond.api.models_upkeep import GcOut, HealthOut, ReadyOut
 from sessiond.domain.errors import EngineWithoutConnectorError
 from sessiond.domain.ids import OperationId
 from sessiond.service.catalogue import Wanted
@@ -34,7 +37,7 @@ def operations_router(services: Services) -> APIRouter:
     ) -> OperationOut:
         """Show how far a long call is, and its result."""
         found = await services.operations.get(tenant, OperationId(operation_id))
-        return OperationOut.of(found)
+        return OperationOut.of(found, services.operations.queue_position(found))
 
     return router
 
@@ -68,17 +71,32 @@ def engines_router(services: Services) -> APIRouter:
         """
         return AttestOut.of(await services.attestations.attest(tenant, engine_id))
 
+    @router.post("/{engine_id}/drain")
+    async def drain_engine(
+        tenant: Operator, engine_id: str, body: DrainIn | None = None
+    ) -> DrainOut:
+        """As an operator, suspend all sessions of an engine, of all tenants, before it stops.
+
+        The most valuable ones go first: those with the most tokens that no snapshot has, which
+        count half for each hour without a turn. The answer comes when nothing is left to store,
+        after the deadline at the latest; calling again looks again. Until undrain, or its end,
+        the engine gets no new turns and resumes if another one can serve them.
+        """
+        deadline_s = (body or DrainIn()).deadline_s
+        return DrainOut.model_validate(await services.drainer.drain(tenant, engine_id, deadline_s))
+
+    @router.post("/{engine_id}/undrain")
+    async def undrain_engine(_tenant: Operator, engine_id: str) -> UndrainOut:
+        """As an operator, let a drained engine serve again as any other."""
+        was_draining = await services.drainer.undrain(engine_id)
+        return UndrainOut(engine_id=engine_id, was_draining=was_draining)
+
     return router
 
 
 def admin_router(services: Services) -> APIRouter:
     """Return the routes below ``/v1/admin``."""
     router = APIRouter(prefix="/v1/admin", tags=["admin"])
-
-    @router.post("/sweep")
-    async def sweep(_tenant: Operator) -> SweepOut:
-        """Run the idle sweep now, for the sessions of all tenants. For operators."""
-        return SweepOut.model_validate(await services.sweeper.sweep())
 
     @router.post("/gc")
     async def gc(_tenant: Operator) -> GcOut:
@@ -115,14 +133,16 @@ def health_router(services: Services, metrics: Metrics) -> APIRouter:
         """Tell whether registry and store answer. Engines may come and go."""
         await services.context.blocking(services.context.registry.check)
         live = await services.context.engines.live()
-        return ReadyOut(status="ready", live_engines=len(live))
+        paused = await services.pauses.current() is not None
+        return ReadyOut(status="ready", live_engines=len(live), sweeps_paused=paused)
 
     @router.get("/metrics", response_class=Response)
     async def show_metrics() -> Response:
         """Show what operations did, in Prometheus' text form."""
         live = await services.context.engines.live()
         off = sum(bool(engine.tier_off) for engine in live)
-        text = metrics.exposition(len(live), off)
+        waiting = services.context.resume_queue.waiting
+        text = metrics.exposition(len(live), off, waiting)
         return Response(text, media_type=exposition.CONTENT_TYPE)
 
     return router

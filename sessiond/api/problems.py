@@ -28,12 +28,14 @@ STATUS: Final[Mapping[str, HTTPStatus]] = {
     "invalid_tenant": HTTPStatus.UNPROCESSABLE_ENTITY,
     "body_too_large": HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     "nothing_to_suspend": HTTPStatus.UNPROCESSABLE_ENTITY,
+    "suspend_skipped": HTTPStatus.UNPROCESSABLE_ENTITY,
     "not_text": HTTPStatus.UNPROCESSABLE_ENTITY,
     "invalid_configuration": HTTPStatus.INTERNAL_SERVER_ERROR,
     "not_found": HTTPStatus.NOT_FOUND,
     "session_not_found": HTTPStatus.NOT_FOUND,
     "operation_not_found": HTTPStatus.NOT_FOUND,
     "engine_not_found": HTTPStatus.NOT_FOUND,
+    "response_lost": HTTPStatus.NOT_FOUND,
     "snapshot_not_found": HTTPStatus.NOT_FOUND,
     "conflict": HTTPStatus.CONFLICT,
     "session_exists": HTTPStatus.CONFLICT,
@@ -47,11 +49,13 @@ STATUS: Final[Mapping[str, HTTPStatus]] = {
     "unavailable": HTTPStatus.SERVICE_UNAVAILABLE,
     "no_engine": HTTPStatus.SERVICE_UNAVAILABLE,
     "engine_unreachable": HTTPStatus.SERVICE_UNAVAILABLE,
+    "engine_lost": HTTPStatus.BAD_GATEWAY,
     "engine_without_connector": HTTPStatus.SERVICE_UNAVAILABLE,
     "engine_refused": HTTPStatus.BAD_GATEWAY,
     "deadline_exceeded": HTTPStatus.GATEWAY_TIMEOUT,
     "identity_pending": HTTPStatus.SERVICE_UNAVAILABLE,
     "tier_off": HTTPStatus.SERVICE_UNAVAILABLE,
+    "too_many_listeners": HTTPStatus.TOO_MANY_REQUESTS,
     "registry_unavailable": HTTPStatus.SERVICE_UNAVAILABLE,
     "unsupported_engine": HTTPStatus.INTERNAL_SERVER_ERROR,
     "file_changed": HTTPStatus.INTERNAL_SERVER_ERROR,
@@ -81,6 +85,12 @@ class _Told:
     detail: str
     hint: str
     retryable: bool
+
+
+def problem_fields(error: SessiondError) -> dict[str, Any]:
+    """Return what the problem document of *error* says."""
+    told = _Told(error.code, error.message, error.hint, error.retryable)
+    return _fields(STATUS[error.code], told)
 
 
 def problem_response(error: SessiondError) -> JSONResponse:
@@ -140,7 +150,15 @@ async def _unexpected_error(_request: Request, _error: Exception) -> JSONRespons
 def _problem(
     status: HTTPStatus, told: _Told, headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
-    body = {
+    more = dict(headers or {})
+    if status is HTTPStatus.UNAUTHORIZED:
+        more["WWW-Authenticate"] = "Bearer"
+    body = _fields(status, told)
+    return JSONResponse(body, status, headers=more, media_type=PROBLEM_MEDIA_TYPE)
+
+
+def _fields(status: HTTPStatus, told: _Told) -> dict[str, Any]:
+    return {
         "type": f"urn:sessiond:error:{told.code}",
         "title": status.phrase,
         "status": int(status),
@@ -149,10 +167,6 @@ def _problem(
         "hint": told.hint,
         "retryable": told.retryable,
     }
-    more = dict(headers or {})
-    if status is HTTPStatus.UNAUTHORIZED:
-        more["WWW-Authenticate"] = "Bearer"
-    return JSONResponse(body, status, headers=more, media_type=PROBLEM_MEDIA_TYPE)
 
 
 def _place(location: tuple[Any, ...]) -> str:

@@ -1,5 +1,6 @@
 """Routes of sessions."""
 
+from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
@@ -7,8 +8,10 @@ from fastapi.responses import JSONResponse
 
 from sessiond.api.callers import IdempotencyKey, SessionPath, Tenant, Wait
 from sessiond.api.models import (
+    MAX_EVENT_ID,
     DeleteOut,
     EventsOut,
+    ForkIn,
     ListQuery,
     OperationOut,
     ResumeOut,
@@ -24,12 +27,11 @@ from sessiond.api.models import (
 from sessiond.api.models_turns import ProbeOut, TicketIn, TicketOut
 from sessiond.api.problems import result_response
 from sessiond.domain.ids import parse_session_id
-from sessiond.domain.session import Operation, OperationStatus
+from sessiond.domain.session import OnEvicted, Operation, OperationStatus
 from sessiond.service.catalogue import Changes, Wanted
+from sessiond.service.fork import ForkWish
 from sessiond.service.services import Services
 
-#: The largest that a database can hold.
-_MAX_EVENT_ID = 2**63 - 1
 _STARTED: dict[int | str, dict[str, Any]] = {
     202: {"model": OperationOut, "description": "It goes on; see Location."}
 }
@@ -54,7 +56,12 @@ def _add_catalogue(router: APIRouter, services: Services) -> None:
     ) -> SessionOut:
         """Create a session. Its id names it from now on; nothing is stored yet."""
         wanted = None if body.session_id is None else parse_session_id(body.session_id)
-        options = Changes(idle_timeout_s=body.idle_timeout_s, ttl_s=body.ttl_s, pinned=body.pinned)
+        options = Changes(
+            idle_timeout_s=body.idle_timeout_s,
+            ttl_s=body.ttl_s,
+            pinned=body.pinned,
+            on_evicted=body.on_evicted,
+        )
         view = await catalogue.create(tenant, wanted, body.model, key=idempotency_key, **options)
         response.headers["Location"] = f"/v1/sessions/{view.session.session_id}"
         return SessionOut.of(view)
@@ -74,7 +81,7 @@ def _add_catalogue(router: APIRouter, services: Services) -> None:
     async def change_session(
         tenant: Tenant, session_id: SessionPath, body: SessionPatch
     ) -> SessionOut:
-        """Change a session's idle timeout or pin."""
+        """Change how a session is looked after: its idle timeout, TTL, pin or on_evicted."""
         return SessionOut.of(await catalogue.change(tenant, session_id, body.changes()))
 
 
@@ -92,7 +99,7 @@ def _add_history(router: APIRouter, services: Services) -> None:
         tenant: Tenant,
         session_id: SessionPath,
         after: Annotated[
-            int, Query(ge=0, le=_MAX_EVENT_ID, description="The last event id seen.")
+            int, Query(ge=0, le=MAX_EVENT_ID, description="The last event id seen.")
         ] = 0,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     ) -> EventsOut:
@@ -133,17 +140,20 @@ def _add_long_calls(router: APIRouter, services: Services, wait_default_s: float
         operation = await services.operations.wait(
             operation, wait_default_s if wait_s is None else wait_s
         )
-        return operation_response(operation)
+        return operation_response(operation, services.operations.queue_position(operation))
 
     @router.post("/{session_id}/suspend", response_model=SuspendOut, responses=_STARTED)
     async def suspend_session(
         tenant: Tenant,
         session_id: SessionPath,
         wait: Wait = None,
+        on_evicted: Annotated[
+            OnEvicted | None, Query(description="For this call, instead of the session's own.")
+        ] = None,
         idempotency_key: IdempotencyKey = "",
     ) -> JSONResponse:
         """Write the session's KV to the store. A turn that arrives meanwhile is served."""
-        operation = await lifecycle.suspend(tenant, session_id, idempotency_key)
+        operation = await lifecycle.suspend(tenant, session_id, idempotency_key, on_evicted)
         return await ended(operation, wait)
 
     @router.post("/{session_id}/resume", response_model=ResumeOut, responses=_STARTED)
@@ -157,6 +167,33 @@ def _add_long_calls(router: APIRouter, services: Services, wait_default_s: float
         operation = await lifecycle.resume(tenant, session_id, idempotency_key)
         return await ended(operation, wait)
 
+    @router.post(
+        "/{session_id}/fork", status_code=201, response_model=SessionOut, responses=_STARTED
+    )
+    async def fork_session(
+        tenant: Tenant,
+        session_id: SessionPath,
+        body: ForkIn | None = None,
+        wait: Wait = None,
+        idempotency_key: IdempotencyKey = "",
+    ) -> JSONResponse:
+        """Begin a new session with a snapshot of this one: it shares all its chunks.
+
+        It inherits model, idle timeout, TTL and on_evicted, and is not pinned. From then on each
+        lives by itself: whatever becomes of one leaves the other whole.
+        """
+        given = body or ForkIn()
+        wanted = None if given.session_id is None else parse_session_id(given.session_id)
+        wish = ForkWish(wanted, given.generation)
+        operation = await services.forker.fork(tenant, session_id, wish, idempotency_key)
+        answer = await ended(operation, wait)
+        if answer.status_code != HTTPStatus.OK:
+            return answer
+        view = await services.catalogue.show(tenant, operation.session_id)
+        location = {"Location": f"/v1/sessions/{operation.session_id}"}
+        shown = SessionOut.of(view).model_dump(mode="json")
+        return JSONResponse(shown, HTTPStatus.CREATED, headers=location)
+
     @router.delete("/{session_id}", response_model=DeleteOut, responses=_STARTED)
     async def delete_session(
         tenant: Tenant, session_id: SessionPath, wait: Wait = None
@@ -165,12 +202,12 @@ def _add_long_calls(router: APIRouter, services: Services, wait_default_s: float
         return await ended(await lifecycle.delete(tenant, session_id), wait)
 
 
-def operation_response(operation: Operation) -> JSONResponse:
+def operation_response(operation: Operation, queue_position: int | None = None) -> JSONResponse:
     """Return the report of an operation that has ended, or 202 with where to ask."""
     if operation.status is OperationStatus.SUCCEEDED:
         return JSONResponse(report_out(operation))
     if operation.status is OperationStatus.FAILED:
         return result_response(operation.result or {})
-    body = OperationOut.of(operation).model_dump(mode="json")
+    body = OperationOut.of(operation, queue_position).model_dump(mode="json")
     location = {"Location": f"/v1/operations/{operation.operation_id}"}
     return JSONResponse(body, 202, headers=location)

@@ -19,8 +19,10 @@ from pydantic_settings import (
 )
 
 from sessiond.app.paths import default_key_file, default_store_root
+from sessiond.app.windows import WindowSetting
 from sessiond.domain.errors import ConfigurationError, InvalidTenantError
 from sessiond.domain.ids import DEFAULT_TENANT, TenantId, parse_tenant
+from sessiond.domain.session import OnEvicted
 from sessiond.service.limits import Limits
 
 ENV_PREFIX: Final = "SESSIOND_"
@@ -66,7 +68,7 @@ class Settings(BaseSettings):
     operator_tenants: Annotated[tuple[TenantId, ...], NoDecode] = Field(
         default=(DEFAULT_TENANT,),
         description="Tenants, separated by commas, whose tokens may do what concerns all tenants: "
-        "attest an engine, sweep and gc.",
+        "attest or drain an engine, sweep and gc.",
     )
     engines: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
@@ -82,11 +84,38 @@ class Settings(BaseSettings):
         allow_inf_nan=False,
         description="Seconds without a token after which a session is suspended.",
     )
+    on_evicted: OnEvicted = Field(
+        default=_DEFAULTS.on_evicted,
+        description="What a suspend does about KV that was evicted before it came: prefix stores "
+        "what is still there, recompute has the rest computed again, skip stores nothing. "
+        "Sessions may have a choice of their own.",
+    )
     sweep_interval_s: float = Field(
         default=5.0, gt=0, le=3600, description="Seconds between two idle sweeps."
     )
     sweep_concurrency: int = Field(
-        default=_DEFAULTS.sweep_concurrency, ge=1, description="Suspends that a sweep runs at once."
+        default=_DEFAULTS.sweep_concurrency, ge=1, description="Suspends that sweeps run at once."
+    )
+    sweep_bytes_per_s: int = Field(
+        default=_DEFAULTS.sweep_bytes_per_s,
+        ge=0,
+        description="Bytes per second that the suspends of sweeps write at most, on average; 0: "
+        "any number. Suspends that clients ask for do not count.",
+    )
+    sweep_yield_s: float = Field(
+        default=_DEFAULTS.sweep_yield_s,
+        ge=0,
+        le=3600,
+        description="Seconds in which sweeps begin one suspend while resumes run, which go first, "
+        "as do turns through the gateway that restore their session; 0: they do not wait.",
+    )
+    sweep_windows: tuple[WindowSetting, ...] = Field(
+        default=(),
+        description="Times at which every session is suspended that has been idle for idle_s, "
+        "whatever its own timeout is (unless pinned, or its timeout is a year): a JSON list or "
+        "TOML tables with cron (five fields, as cron has them), idle_s in seconds, timezone "
+        "('UTC' if left out) and name. A daemon that was down then makes up for it within five "
+        "minutes, or not at all; during a pause they are left out.",
     )
     suspend_deadline_s: float = Field(
         default=_DEFAULTS.suspend_deadline_s,
@@ -165,6 +194,23 @@ class Settings(BaseSettings):
         gt=0,
         description="Bytes per second that the scrub reads at most.",
     )
+    gateway_prompt_cache_key: bool = Field(
+        default=False,
+        description="Whether a call's prompt_cache_key names its session, where nothing else "
+        "does; only for clients that do not share it between conversations.",
+    )
+    gateway_body_bytes: int = Field(
+        default=64 << 20,
+        ge=1 << 20,
+        le=1 << 30,
+        description="Bytes that a call of the gateway may have: images are part of it.",
+    )
+    event_listeners: int = Field(
+        default=_DEFAULTS.event_listeners,
+        ge=1,
+        le=1000,
+        description="Streams of events ('GET /v1/events') that one tenant may have open at once.",
+    )
     log_level: str = Field(
         default="info",
         pattern="^(debug|info|warning|error)$",
@@ -194,6 +240,15 @@ class Settings(BaseSettings):
                 parse_tenant(tenant)
             except InvalidTenantError as error:
                 raise ValueError(error.message) from error
+        return value
+
+    @field_validator("sweep_windows")
+    @classmethod
+    def _check_windows(cls, value: tuple[WindowSetting, ...]) -> tuple[WindowSetting, ...]:
+        names = [setting.shown_name for setting in value]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two windows are named {name!r}")
         return value
 
     @field_validator("tokens")
@@ -244,10 +299,14 @@ class Settings(BaseSettings):
         """The service's numbers."""
         return Limits(
             idle_timeout_s=self.idle_timeout_s,
+            on_evicted=self.on_evicted,
             suspend_deadline_s=self.suspend_deadline_s,
             resume_deadline_s=self.resume_deadline_s,
             lease_s=self.lease_s,
             sweep_concurrency=self.sweep_concurrency,
+            sweep_bytes_per_s=self.sweep_bytes_per_s,
+            sweep_yield_s=self.sweep_yield_s,
+            sweep_windows=tuple(setting.window for setting in self.sweep_windows),
             ttl_s=self.ttl_s,
             keep_generations=self.keep_generations,
             quota_tenant_bytes=self.quota_tenant_bytes,
@@ -256,6 +315,7 @@ class Settings(BaseSettings):
             retention_interval_s=self.retention_interval_s,
             scrub_period_s=self.scrub_period_days * _DAY_S,
             scrub_bytes_per_s=self.scrub_bytes_per_s,
+            event_listeners=self.event_listeners,
         )
 
 
@@ -295,6 +355,12 @@ def _is_loopback(host: str) -> bool:
 
 def _shown(error: ValidationError) -> str:
     return "; ".join(
-        f"{ENV_PREFIX}{'_'.join(str(part) for part in found['loc'][:1]).upper()}: {found['msg']}"
-        for found in error.errors()
+        f"{ENV_PREFIX}{_place(found['loc'])}: {found['msg']}" for found in error.errors()
     )
+
+
+def _place(location: tuple[int | str, ...]) -> str:
+    # What is inside of the others may be a secret.
+    name, *inside = (str(part) for part in location) if location else [""]
+    shown = inside if name == "sweep_windows" else []
+    return ".".join((name.upper(), *shown))

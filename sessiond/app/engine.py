@@ -1,22 +1,23 @@
 """``sessiond engine``: start vLLM with everything that sessiond needs.
 
-It prepares a command line and becomes vLLM: signals, exit status and output are vLLM's own.
+It prepares a command line and becomes a small process that runs it: exit status and output are
+vLLM's own, and so are signals, but for SIGTERM, which has the sessions stored first.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 import shutil
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from sessiond.app import engine_start
+from sessiond.app.drain_client import Drain
 from sessiond.app.kvsize import context_kv_bytes
 from sessiond.app.paths import (
     FLOOR_VARIABLE,
@@ -25,9 +26,9 @@ from sessiond.app.paths import (
     free_space_floor_bytes,
 )
 from sessiond.app.vllm_options import option
-from sessiond.connector import scratch
 from sessiond.connector.versions import require_supported_vllm
 from sessiond.domain.errors import SessiondError
+from sessiond.domain.ids import new_hex_id
 
 _GIB = 1 << 30
 #: The RAM tier holds this many full contexts, if the machine has the room.
@@ -40,6 +41,9 @@ _CHUNK_TOKENS_GPU = 256
 
 _EPILOG = """
 All options that are not listed here go to vLLM as they are.
+
+On SIGTERM the daemon suspends the engine's sessions, the most valuable first, before vLLM is
+stopped; without a daemon vLLM is stopped at once. Other signals go to vLLM as they are.
 
 exit status: vLLM's own; 2 if the options or this vLLM version cannot be used.
 """
@@ -63,31 +67,19 @@ def run(arguments: Sequence[str]) -> NoReturn:
         ram_tier = _ram_tier(options, vllm_options)
     except (SessiondError, ValueError) as error:
         _refuse(str(error))
-    command = command_line(options, vllm_options, ram_tier.size_bytes)
     if ram_tier.warning:
         sys.stderr.write(f"sessiond engine: {ram_tier.warning}\n")
     if options.print:
+        command = command_line(options, vllm_options, ram_tier.size_bytes)
         sys.stdout.write(json.dumps(command) if options.json else shlex.join(command))
         sys.stdout.write("\n")
         sys.exit(0)
-    _become(command)
-
-
-def _become(command: list[str]) -> NoReturn:
-    """Become vLLM, with a temporary folder of its own; those of dead engines are removed."""
-    scratch.reclaim()
+    launch = new_hex_id()
+    command = command_line(options, vllm_options, ram_tier.size_bytes, launch)
     try:
-        own = scratch.make()
+        engine_start.start(command, Drain(options.drain_url, options.drain_deadline_s, launch))
     except OSError as error:
-        _refuse(f"no temporary folder can be made: {error}")
-    if own is None:
-        sys.stderr.write(
-            f"sessiond engine: {tempfile.gettempdir()} is too long a path for sockets in a folder "
-            "of their own: should the engine be killed, its temporary files stay there. "
-            "Set TMPDIR to a shorter path.\n"
-        )
-    env = {**os.environ, **(own.environment(os.environ) if own else {})}
-    os.execve(command[0], command, env)  # noqa: S606 - becoming vLLM is the purpose
+        _refuse(f"vLLM cannot be started: {error}")
 
 
 def _refuse(message: str) -> NoReturn:
@@ -145,6 +137,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME=VALUE",
         help="one setting of the connector, such as codec=raw; may be repeated",
     )
+    engine_start.add_options(parser)
     parser.add_argument(
         "--print", action="store_true", help="show the plain vLLM command instead of running it"
     )
@@ -153,9 +146,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def command_line(
-    options: argparse.Namespace, vllm_options: Sequence[str], ram_tier_bytes: int
+    options: argparse.Namespace, vllm_options: Sequence[str], ram_tier_bytes: int, launch: str = ""
 ) -> list[str]:
-    """Return the vLLM command that serves the model with sessiond's connector."""
+    """Return the vLLM command that serves the model with sessiond's connector.
+
+    :param launch: by which the engine is found again among others
+    """
     return [
         sys.executable,
         "-m",
@@ -164,13 +160,13 @@ def command_line(
         options.model,
         "--enable-prompt-tokens-details",
         "--kv-transfer-config",
-        json.dumps(_kv_transfer_config(options, vllm_options, ram_tier_bytes)),
+        json.dumps(_kv_transfer_config(options, vllm_options, ram_tier_bytes, launch)),
         *vllm_options,
     ]
 
 
 def _kv_transfer_config(
-    options: argparse.Namespace, vllm_options: Sequence[str], ram_tier_bytes: int
+    options: argparse.Namespace, vllm_options: Sequence[str], ram_tier_bytes: int, launch: str
 ) -> dict[str, Any]:
     root = options.store_root.expanduser().absolute()
     settings = {
@@ -178,6 +174,7 @@ def _kv_transfer_config(
         "key_file": str((options.key_file or default_key_file(root)).expanduser().absolute()),
         "url": options.engine_url or _url(vllm_options),
         "allow_weight_updates": options.allow_weight_updates,
+        **({"launch": launch} if launch else {}),
         **_floor(),
         **dict(_setting(text) for text in options.connector_setting),
     }

@@ -18,7 +18,8 @@ from sessiond.app.wiring import open_daemon
 from sessiond.domain.errors import SessiondError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import socket
+    from collections.abc import Callable, Sequence
 
     from fastapi import FastAPI
 
@@ -59,7 +60,7 @@ def _serve(app: FastAPI, settings: Settings, *, as_json: bool) -> int:
     # Uvicorn raises its signal again when it has shut down: a stop that was asked for is no
     # failure, so the second one must find a handler that lets us end with status 0.
     signal.signal(signal.SIGTERM, lambda *_: None)
-    server = uvicorn.Server(config)
+    server = _Server(config, app.state.end_streams)
     try:
         server.run()
     except KeyboardInterrupt:
@@ -68,6 +69,19 @@ def _serve(app: FastAPI, settings: Settings, *, as_json: bool) -> int:
         sys.stderr.write(f"sessiond serve: cannot listen on {settings.host}:{settings.port}\n")
         return 1
     return 0 if server.started else 1
+
+
+class _Server(uvicorn.Server):
+    """Ends the streams that have no end of their own: Uvicorn would wait for them."""
+
+    def __init__(self, config: uvicorn.Config, end_streams: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._end_streams = end_streams
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop to accept connections, and wait for the calls that are answered now."""
+        self._end_streams()
+        await super().shutdown(sockets)
 
 
 def _parser() -> argparse.ArgumentParser:

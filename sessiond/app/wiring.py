@@ -8,10 +8,12 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
 from sessiond.api.app import Policy, create_app
+from sessiond.api.gateway import GatewayPolicy
 from sessiond.api.metrics import Metrics
 from sessiond.domain.ids import new_hex_id
 from sessiond.domain.keys import KeyRing
 from sessiond.engine.client import EngineClient, open_http
+from sessiond.engine.streams import EngineStreams
 from sessiond.registry import Registry, upgrade
 from sessiond.scheduler.jobs import Jobs
 from sessiond.service.blocking import Blocking
@@ -74,14 +76,23 @@ def _application(
             finally:
                 jobs.stop()
                 await services.verifier.stop()
+                await services.drainer.stop()
                 await services.operations.drain(settings.shutdown_grace_s)
+                await services.catalogue.trail.settle()
+                await services.context.streams.close()
 
     policy = Policy(
         tokens=settings.tokens,
         operation_wait_s=settings.operation_wait_s,
         operators=settings.operator_tenants,
+        gateway=GatewayPolicy(
+            by_cache_key=settings.gateway_prompt_cache_key,
+            max_body_bytes=settings.gateway_body_bytes,
+        ),
     )
-    return create_app(services, policy, metrics, lifespan)
+    app = create_app(services, policy, metrics, lifespan)
+    app.state.end_streams = services.feed.close
+    return app
 
 
 def _context(
@@ -92,18 +103,20 @@ def _context(
     metrics: Metrics,
 ) -> Context:
     client = EngineClient(http)
+    streams = EngineStreams(settings.engine_api_key)
     blocking = Blocking(settings.threads)
     limits = settings.limits
     return Context(
         store=store,
         registry=registry,
         client=client,
-        engines=Engines(store, client, blocking, settings.engines),
+        engines=Engines(store, client, blocking, settings.engines, streams.running),
         blocking=blocking,
         signer=Signer(store.keys, limits.operation_ticket_s, limits.turn_ticket_s),
         limits=limits,
         observer=metrics,
         watchlist=Watchlist(),
+        streams=streams,
         owner=f"{socket.gethostname()[:64]}-{os.getpid()}-{new_hex_id()[:8]}",
     )
 

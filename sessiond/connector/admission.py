@@ -43,7 +43,7 @@ class Admission:
         self._reserved[request_id] = granted
         return granted
 
-    def release(self, request_id: str) -> None:
-        """Give the request's slots, or its place in the queue, back."""
-        self._reserved.pop(request_id, None)
+    def release(self, request_id: str) -> bool:
+        """Give the request's slots, or its place in the queue, back; return if it had slots."""
         self._waiting.pop(request_id, None)
+        return self._reserved.pop(request_id, None) is not None

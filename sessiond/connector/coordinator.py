@@ -21,6 +21,7 @@ from sessiond.connector.headbook import HeadBook
 from sessiond.connector.limits import Limits
 from sessiond.connector.loads import Loads
 from sessiond.connector.mover import protocol
+from sessiond.connector.mover.heads import message_of
 from sessiond.connector.moverwatch import MAX_DEATHS, JobDone, MoverWatch
 from sessiond.connector.requests import ArrivingRequest, FinishedRequest, Phase, TicketedRequest
 from sessiond.connector.settlements import Settlements, answer
@@ -37,7 +38,7 @@ from sessiond.domain.heads import Branch, Head, TurnSplit
 from sessiond.domain.keys import salt_hash
 from sessiond.domain.reasons import Cause, Reason
 from sessiond.domain.tickets import TICKET_PARAM, Ticket, TicketOp, verify
-from sessiond.domain.tokens import TokenIds, to_bytes, whole_chunk_tokens
+from sessiond.domain.tokens import TokenIds, whole_chunk_tokens
 
 logger = logging.getLogger("vllm.sessiond.coordinator")
 
@@ -144,8 +145,8 @@ class Coordinator:
     def _note_unkept(self, request: TicketedRequest, cause: Cause, tokens: TokenIds[int]) -> None:
         """Note a turn of the conversation that is served and not kept: its session must know."""
         head = self._heads.get(request.session_key)
-        if not is_side_call(head, tokens):
-            turn = unkept_turn(cause, time.time())
+        if not is_side_call(head, request, tokens):
+            turn = unkept_turn(cause, request.ticket.operation_id, time.time())
             self._publish(self._heads.pass_turn(request.session_key, turn))
 
     def _hindrance(self) -> Cause | None:
@@ -205,8 +206,8 @@ class Coordinator:
 
     def matched(self, request_id: str, vram_tokens: int, external_tokens: int) -> bool:
         """Whether a request may go on with what vLLM found. A suspend or resume that lacks KV
-        may not: nothing is computed for it, its sender learns from the settlement how much is
-        there, cancels it and may ask for less.
+        may not, unless its ticket lets it compute: nothing is computed for it, its sender learns
+        from the settlement how much is there, cancels it and may ask for less.
         """
         request = self._requests.get(request_id)
         if request is None:
@@ -220,6 +221,8 @@ class Coordinator:
             self._settle_resume(request, available)
             request.held = True
         elif request.ticket.op is TicketOp.SUSPEND and lacking:
+            if self._suspends.recomputes(request, request.target_tokens - available):
+                return True
             facts = {"committed": False, "available_tokens": available}
             causes = [*request.causes, Cause(Reason.KV_EVICTED)]
             self._settlements.settle(request.ticket.operation_id, facts, causes)
@@ -516,20 +519,7 @@ class Coordinator:
             self.on_tier_change(self.attestor.state(self.tier_off or pending))
 
     def _publish(self, head: Head) -> None:
-        self._mover.ask(
-            protocol.WriteHead(
-                head_id=next(self._head_ids),
-                tenant=head.tenant,
-                session=head.session,
-                sequence=head.sequence,
-                turns_in_flight=head.turns_in_flight,
-                updated_unix_s=head.updated_unix_s,
-                branches=[_described(branch) for branch in head.branches],
-                last_turn=head.last_turn.as_json() if head.last_turn else None,
-                unkept=head.unkept,
-                payload=b"".join(to_bytes(branch.tokens) for branch in head.branches),
-            )
-        )
+        self._mover.ask(message_of(head, next(self._head_ids)))
 
 
 def _branch(request: TicketedRequest, finished: FinishedRequest) -> Branch | None:
@@ -549,14 +539,3 @@ def _branch(request: TicketedRequest, finished: FinishedRequest) -> Branch | Non
         split=request.split,
         adapter_name=request.adapter_name,
     )
-
-
-def _described(branch: Branch) -> dict[str, Any]:
-    return {
-        "tokens": len(branch.tokens),
-        "adapter_digest": branch.adapter_digest,
-        "adapter_name": branch.adapter_name,
-        "cache_salt_hash": branch.cache_salt_hash,
-        "updated_unix_s": branch.updated_unix_s,
-        "split": asdict(branch.split),
-    }

@@ -27,6 +27,7 @@ class Loads:
         self._admission = Admission(limits.ram_chunks)
         self._open: dict[int, TicketedRequest] = {}
         self._loading: dict[int, TicketedRequest] = {}  # by job id
+        self._moved_s = 0.0  # monotonic; when the line for the RAM tier last moved on
 
     def open(self, request: TicketedRequest, plan_id: int, tokens: TokenIds[int]) -> None:
         """Ask the mover for the chunks of the ticket's generation that *tokens* may use."""
@@ -70,12 +71,26 @@ class Loads:
             return False  # a scan of all chunks could only find that they are on their way
         if load.deadline_s is None:  # it was preempted, and begins to wait again
             load.deadline_s = now_s + self._limits.plan_deadline_s
-        if now_s > load.deadline_s:
-            self.close(request, Cause(Reason.DEADLINE, load.phase.name.lower()))
+        if now_s > self._latest_s(request, load, load.deadline_s):
+            waited = load.phase is Phase.WAITING
+            late = Cause(Reason.DEADLINE, load.phase.name.lower())
+            self.close(request, Cause(Reason.RAM_TIER_BUSY) if waited else late)
             return True
         if load.phase is Phase.WAITING:
-            self._try_admit(request, load, vram_tokens)
+            self._try_admit(request, load, vram_tokens, now_s)
         return load.phase is Phase.ADMITTED
+
+    def _latest_s(self, request: TicketedRequest, load: LoadState, deadline_s: float) -> float:
+        """Return until when a plan may go on.
+
+        One that waits for room may wait longer while others before it come and go: that is no
+        fault of the disk. It still has to leave time to read before the request is overdue.
+        """
+        if load.phase is not Phase.WAITING:
+            return deadline_s
+        patience_s = self._limits.plan_deadline_s
+        latest_s = request.arrived_s + self._limits.hold_deadline_s - patience_s
+        return max(deadline_s, min(self._moved_s + patience_s, latest_s))
 
     def offers(self, request: TicketedRequest, chunk: int) -> bool:
         """Whether this chunk may be read from disk for the request."""
@@ -129,7 +144,7 @@ class Loads:
 
     def in_vram(self, request: TicketedRequest) -> None:
         """The request's chunks were copied: its share of the RAM tier is free again."""
-        self._admission.release(request.request_id)
+        self._release(request)
         load = request.load
         if load is not None and load.phase is Phase.ADMITTED:
             # If it is preempted, vLLM asks again, and it has to be admitted again.
@@ -138,7 +153,7 @@ class Loads:
     def close(self, request: TicketedRequest, cause: Cause | None = None) -> None:
         """Offer nothing more; *cause* says why if the request is not over."""
         load = request.load
-        self._admission.release(request.request_id)
+        self._release(request)
         if load is None or load.phase is Phase.CLOSED:
             return
         load.phase = Phase.CLOSED
@@ -156,6 +171,10 @@ class Loads:
                 request.load.jobs.discard(job_id)
         self._loading.clear()
 
+    def _release(self, request: TicketedRequest) -> None:
+        if self._admission.release(request.request_id):
+            self._moved_s = time.monotonic()
+
     def _can_read(self, load: LoadState, chunks: frozenset[int]) -> bool:
         there = bool(chunks) and chunks <= load.chunks
         return there and load.plan_id in self._open and self._mover.is_usable
@@ -165,9 +184,11 @@ class Loads:
         if chunks and self._limits.groups.windowed and load.phase is Phase.ADMITTED:
             # What leads to a gap is still of use without windows; with them, only another end.
             load.phase, load.wanted = Phase.WAITING, None
-            self._admission.release(request.request_id)
+            self._release(request)
 
-    def _try_admit(self, request: TicketedRequest, load: LoadState, vram_tokens: int) -> None:
+    def _try_admit(
+        self, request: TicketedRequest, load: LoadState, vram_tokens: int, now_s: float
+    ) -> None:
         begin = self._limits.chunks_in(vram_tokens)
         if load.wanted is None or load.begin != begin:
             load.wanted, load.begin = self._wanted(request, load, begin), begin
@@ -175,6 +196,8 @@ class Loads:
         if granted is None:
             return
         load.phase = Phase.ADMITTED
+        load.deadline_s = now_s + self._limits.plan_deadline_s  # to read, however long it waited
+        self._moved_s = now_s
         load.admitted = frozenset(load.wanted[:granted])
         if granted < len(load.wanted):
             request.causes.append(Cause(Reason.RAM_TIER_TOO_SMALL))

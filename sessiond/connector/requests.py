@@ -78,6 +78,7 @@ class SuspendState:
     opened: bool = False
     durable_chunks: frozenset[int] = frozenset()
     finished_well: bool = False
+    recomputed_tokens: int = 0  #: of what it was asked for, gone, and computed again
     ending: bool = False  #: the mover was asked to commit or discard it
 
 

@@ -28,12 +28,13 @@ SETTING_MEANINGS: Mapping[str, str] = {
     "more than cores, at most 4; fewer if their memory does not fit.",
     "mover_memory_bytes": "What the mover may take in memory beside the shared RAM tier. An engine "
     "whose chunks need more does not start, and says how much they need.",
-    "plan_deadline_s": "From a request's arrival until its KV is promised.",
+    "plan_deadline_s": "Until a request's KV is promised; while others make room for it, longer.",
     "job_deadline_s": "For one read or write job of the mover; without an answer, or progress, "
     "it is replaced.",
     "hold_deadline_s": "For requests that wait for a suspend or resume to settle.",
     "segment_limit_bytes": "A suspend begins another segment beyond this size.",
     "free_space_floor_bytes": "What suspends leave free of the disk; default: 2 %, at most 1 GiB.",
+    "launch": "Names what started this engine; `sessiond engine` finds it again by it.",
     "allow_weight_updates": "Persist although weights could change in place.",
     "raise_in": "Guarded functions that raise on purpose, for fault tests.",
 }
@@ -65,6 +66,7 @@ class ConnectorSettings:
     hold_deadline_s: float = 110.0
     segment_limit_bytes: int = 4 << 30
     free_space_floor_bytes: int | None = None
+    launch: str = ""
     allow_weight_updates: bool = False
     raise_in: tuple[str, ...] = ()
 

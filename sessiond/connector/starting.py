@@ -163,6 +163,7 @@ def _engine_info(
         shared_files=tuple(leftovers.mapped_by(leftovers.family_of_this_process())),
         adapters=adapters.served(),
         keeps_replies=keeps_replies(vllm_config, kv_cache_config),
+        launch=settings.launch,
     )
 
 

@@ -66,6 +66,15 @@ class Suspends:
             self.refuse(request, Cause(Reason.DEADLINE, "opening the suspend"))
         return False
 
+    def recomputes(self, request: TicketedRequest, lacking_tokens: int) -> bool:
+        """Whether a request that lacks so many tokens' KV may compute it again."""
+        suspend = request.suspend
+        if suspend is None or request.held or not request.ticket.recomputes:
+            return False
+        # A preempted one is looked up once more, and may lack more.
+        suspend.recomputed_tokens = max(suspend.recomputed_tokens, lacking_tokens)
+        return True
+
     def storable(self, request: TicketedRequest, chunks: Sequence[int]) -> frozenset[int]:
         """Return those chunks that are not durable and, the first ones, fit the RAM tier."""
         suspend = request.suspend
@@ -115,6 +124,7 @@ class Suspends:
         facts: dict[str, Any] = {
             "committed": message.snapshot is not None,
             "available_tokens": request.target_tokens,
+            "recomputed_tokens": request.suspend.recomputed_tokens if request.suspend else 0,
             **(message.snapshot or {}),
         }
         operation_id = request.ticket.operation_id

@@ -7,9 +7,9 @@ from typing import Any
 from sessiond.connector.requests import TicketedRequest
 from sessiond.connector.settlements import without_repeats
 from sessiond.domain.divergence import Meeting, closest, meet
-from sessiond.domain.heads import Head, LastTurn
+from sessiond.domain.heads import Branch, Head, LastTurn, TurnSplit, leads
 from sessiond.domain.reasons import Cause, Reason
-from sessiond.domain.tokens import TokenIds, common_prefix_tokens
+from sessiond.domain.tokens import TokenIds
 
 
 def meet_head(head: Head | None, prompt: TokenIds[int], adapter_digest: str = "") -> Meeting | None:
@@ -19,10 +19,14 @@ def meet_head(head: Head | None, prompt: TokenIds[int], adapter_digest: str = ""
     return closest(meet(prompt, one.tokens) for one in alike)
 
 
-def is_side_call(head: Head | None, prompt: TokenIds[int]) -> bool:
-    """Whether a prompt does not go on with the conversation itself, whatever adapter it has."""
-    main = head.main if head else None
-    return main is not None and 2 * common_prefix_tokens(main.tokens, prompt) < len(main.tokens)
+def is_side_call(head: Head | None, request: TicketedRequest, prompt: TokenIds[int]) -> bool:
+    """Whether a turn that is not kept would not have been one of the conversation itself.
+
+    Judged as if it were kept, not by how the prompt begins: some models put images first.
+    """
+    ticket, nothing = request.ticket, TurnSplit(len(prompt), 0)
+    branch = Branch(prompt, ticket.adapter_digest, ticket.salt_hash, 0.0, nothing)
+    return head is not None and not leads(head, branch)
 
 
 def last_turn(request: TicketedRequest, now_unix_s: float) -> LastTurn:
@@ -41,13 +45,14 @@ def last_turn(request: TicketedRequest, now_unix_s: float) -> LastTurn:
         tokens_restorable=load.tokens_restorable if load else 0,
         diverged_at_token=diverged_at_token,
         causes=tuple(causes),
+        turn_id=request.ticket.operation_id,
     )
 
 
-def unkept_turn(cause: Cause, now_unix_s: float) -> LastTurn:
+def unkept_turn(cause: Cause, turn_id: str, now_unix_s: float) -> LastTurn:
     """Return what is told of a turn that is served and not kept."""
     # It ends without us, so nobody tells where its tokens came from.
-    return LastTurn(ended_unix_s=now_unix_s, split=None, causes=(cause,))
+    return LastTurn(ended_unix_s=now_unix_s, split=None, causes=(cause,), turn_id=turn_id)
 
 
 def turn_facts(turn: LastTurn) -> dict[str, Any]:

@@ -7,6 +7,7 @@
     │   ├── InvalidSessionIdError
     │   ├── InvalidTenantError
     │   ├── NothingToSuspendError
+    │   ├── SuspendSkippedError
     │   ├── NotTextError
     │   ├── BodyTooLargeError
     │   └── ConfigurationError
@@ -14,6 +15,7 @@
     │   ├── SessionNotFoundError
     │   ├── OperationNotFoundError
     │   ├── EngineNotFoundError
+    │   ├── ResponseLostError
     │   └── SnapshotNotFoundError
     ├── ConflictError              a moment later, or after another call, it may work
     │   ├── SessionExistsError
@@ -27,11 +29,13 @@
     ├── UnavailableError           something that sessiond needs is not there now
     │   ├── NoEngineError
     │   ├── EngineUnreachableError
+    │   │   └── EngineLostError
     │   ├── EngineWithoutConnectorError
     │   ├── EngineRefusedError
     │   ├── DeadlineExceededError
     │   ├── IdentityPendingError
     │   ├── TierOffError
+    │   ├── TooManyListenersError
     │   └── RegistryUnavailableError
     ├── UnsupportedEngineError     raised at start, never later
     ├── FileChangedError
@@ -111,6 +115,12 @@ class NothingToSuspendError(InvalidInputError):
     hint = "A suspend needs a finished ticketed turn of at least one chunk of tokens."
 
 
+class SuspendSkippedError(InvalidInputError):
+    """KV of the session was evicted, so nothing was stored, as its 'on_evicted' says."""
+
+    code = "suspend_skipped"
+
+
 class NotTextError(InvalidInputError):
     """The session's newest turn has images, audio or embeddings, whose KV cannot be kept yet."""
 
@@ -153,6 +163,16 @@ class EngineNotFoundError(NotFoundError):
     """There is no such engine."""
 
     code = "engine_not_found"
+
+
+class ResponseLostError(NotFoundError):
+    """The engine that computed this response has ended, and only its memory held it."""
+
+    code = "response_lost"
+    hint = (
+        "Send the whole conversation as 'input', without 'previous_response_id': "
+        "the session's KV is used again all the same."
+    )
 
 
 class SnapshotNotFoundError(NotFoundError):
@@ -245,6 +265,13 @@ class EngineUnreachableError(UnavailableError):
     code = "engine_unreachable"
 
 
+class EngineLostError(EngineUnreachableError):
+    """The engine ended, or its connection broke, while it worked on the request."""
+
+    code = "engine_lost"
+    hint = "Repeat the call: the session stays as it is."
+
+
 class EngineWithoutConnectorError(UnavailableError):
     """The vLLM server answers, but it does not load sessiond's connector."""
 
@@ -278,6 +305,13 @@ class TierOffError(UnavailableError):
     code = "tier_off"
     retryable = False
     hint = EXPLANATIONS[Reason.TIER_OFF].hint
+
+
+class TooManyListenersError(UnavailableError):
+    """The tenant has as many open streams of events as it may have."""
+
+    code = "too_many_listeners"
+    hint = "Close one, or raise SESSIOND_EVENT_LISTENERS."
 
 
 class RegistryUnavailableError(UnavailableError):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
-from sessiond.domain.canonical import JsonValue, json_digest
+from sessiond.domain.canonical import JsonValue, canonical_json, json_digest
 from sessiond.domain.reasons import Cause, Reason
 
 #: Raised whenever the meaning of stored KV bytes changes.
@@ -67,17 +68,28 @@ _UNKNOWN = _Field(_BYTES, Reason.UNKNOWN_FIELD_MISMATCH)
 class Fingerprint:
     """Named facts about an engine, as JSON values."""
 
-    fields: Mapping[str, JsonValue]
+    fields: Mapping[str, JsonValue]  #: never changed: what follows from them is kept
 
     def digest(self, field_class: FieldClass) -> bytes:
         """Return the SHA-256 of the fields of one class, names included: 32 bytes."""
-        return json_digest(
-            {
-                name: value
-                for name, value in self.fields.items()
-                if _field(name).field_class is field_class
-            }
-        )
+        if field_class not in self._digests:
+            self._digests[field_class] = json_digest(
+                {
+                    name: value
+                    for name, value in self.fields.items()
+                    if _field(name).field_class is field_class
+                }
+            )
+        return self._digests[field_class]
+
+    @cached_property
+    def _digests(self) -> dict[FieldClass, bytes]:
+        return {}
+
+    @cached_property
+    def canonical(self) -> Mapping[str, bytes]:
+        """The canonical JSON of each field, so that True and 1, or 1 and 1.0, are different."""
+        return {name: canonical_json(value) for name, value in self.fields.items()}
 
 
 @dataclass(frozen=True)
@@ -91,11 +103,12 @@ class Mismatch:
 
 def compare(stored: Fingerprint, live: Fingerprint) -> list[Mismatch]:
     """Return every field in which the two differ, ``bytes`` fields first, in a fixed order."""
-    names = sorted(
-        {*stored.fields, *live.fields},
-        key=lambda name: (list(FieldClass).index(_field(name).field_class), _rank(name), name),
+    differing = (
+        name
+        for name in {*stored.fields, *live.fields}
+        if stored.canonical.get(name) != live.canonical.get(name)
     )
-    return [_mismatch(name, stored, live) for name in names if _differs(name, stored, live)]
+    return [_mismatch(name, stored, live) for name in sorted(differing, key=_order)]
 
 
 def causes(mismatches: list[Mismatch], field_class: FieldClass) -> list[Cause]:
@@ -107,15 +120,9 @@ def _field(name: str) -> _Field:
     return FIELDS.get(name, _UNKNOWN)
 
 
-def _rank(name: str) -> int:
-    return list(FIELDS).index(name) if name in FIELDS else len(FIELDS)
-
-
-def _differs(name: str, stored: Fingerprint, live: Fingerprint) -> bool:
-    if name not in stored.fields or name not in live.fields:
-        return True
-    # By canonical form, so that True and 1, or 1 and 1.0, are not taken for the same.
-    return json_digest(stored.fields[name]) != json_digest(live.fields[name])
+def _order(name: str) -> tuple[int, int, str]:
+    rank = list(FIELDS).index(name) if name in FIELDS else len(FIELDS)
+    return list(FieldClass).index(_field(name).field_class), rank, name
 
 
 def _mismatch(name: str, stored: Fingerprint, live: Fingerprint) -> Mismatch:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 
 from sessiond.domain.canonical import JsonValue
 from sessiond.domain.reasons import Cause
-from sessiond.domain.tokens import TokenIds, common_prefix_tokens
+from sessiond.domain.tokens import TokenIds, common_prefix_tokens, head_digest
 
 #: A session keeps this many branches (side calls such as titles make short-lived ones).
 MAX_BRANCHES = 4
@@ -38,6 +39,8 @@ class LastTurn:
     tokens_restorable: int = 0  #: of the snapshot that its ticket named
     diverged_at_token: int | None = None  #: the first token in which prompt and context differ
     causes: tuple[Cause, ...] = ()
+    #: The operation id of its ticket; empty where an earlier version wrote the head.
+    turn_id: str = ""
 
     def as_json(self) -> dict[str, JsonValue]:
         """Return the form used in files and events, and between processes."""
@@ -48,6 +51,7 @@ class LastTurn:
             "tokens_restorable": self.tokens_restorable,
             "diverged_at_token": self.diverged_at_token,
             "causes": [cause.as_json() for cause in self.causes],
+            "turn_id": self.turn_id,
         }
 
 
@@ -66,6 +70,11 @@ class Branch:
     def kv_tokens(self) -> int:
         """Tokens whose KV exists: the last sampled token was never computed."""
         return max(0, len(self.tokens) - 1)
+
+    @cached_property
+    def digest(self) -> str:
+        """The SHA-256 of its tokens, as hex."""
+        return head_digest(self.tokens)
 
 
 @dataclass(frozen=True)
@@ -144,6 +153,11 @@ def pass_turn(head: Head, turn: LastTurn) -> Head:
         last_turn=turn,
         unkept=turn.causes[0].reason.value,
     )
+
+
+def leads(head: Head, branch: Branch) -> bool:
+    """Whether a turn that left *branch* would be one of the conversation, and no side call."""
+    return _merged(head.branches, branch)[0] is branch
 
 
 def add_branch(head: Head, branch: Branch, now_unix_s: float) -> Head:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from dataclasses import dataclass
+from functools import lru_cache
 
 from sessiond.domain.errors import ConfigurationError
 from sessiond.domain.ids import SessionId, TenantId
@@ -25,6 +26,7 @@ class KeyRing:
     seal_key: bytes
     name_key: bytes
     salt_key: bytes
+    response_key: bytes
 
     @classmethod
     def from_server_key(cls, server_key: bytes) -> KeyRing:
@@ -40,6 +42,7 @@ class KeyRing:
             seal_key=_derive(server_key, "seal"),
             name_key=_derive(server_key, "name"),
             salt_key=_derive(server_key, "salt"),
+            response_key=_derive(server_key, "response"),
         )
 
     def tenant_name(self, tenant: TenantId) -> str:
@@ -64,6 +67,7 @@ def _derive(server_key: bytes, purpose: str) -> bytes:
     return hmac.digest(server_key, f"sessiond/1/{purpose}".encode(), "sha256")
 
 
+@lru_cache(maxsize=8192)  # each turn asks for the same few several times
 def _name(key: bytes, *parts: str) -> str:
     # A length before each part: ("ab", "c") and ("a", "bc") must differ.
     message = b"".join(len(part.encode()).to_bytes(4, "big") + part.encode() for part in parts)

@@ -30,6 +30,8 @@ class SuspendReport:
     missing_tokens: int  #: of the head's whole chunks, not in the snapshot
     causes: tuple[Cause, ...]
     seconds: float
+    evicted_tokens: int = 0  #: of them, gone from the engine before any snapshot had them
+    recomputed_tokens: int = 0  #: that the engine computed again for this suspend
 
 
 @dataclass(frozen=True)
@@ -45,3 +47,4 @@ class ResumeReport:
     tokens_restored: int
     disk_tokens: int
     seconds: float
+    queued_s: float = 0.0  #: of them, until other resumes had made room

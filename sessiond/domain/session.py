@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from sessiond.domain.canonical import JsonValue
 from sessiond.domain.heads import LastTurn
 from sessiond.domain.ids import OperationId, SessionId, TenantId
-from sessiond.domain.snapshot import SnapshotSummary
+from sessiond.domain.snapshot import Origin, SnapshotSummary
+
+#: A year: the longest idle timeout that a session may have of its own. It means never.
+NEVER_IDLE_S: Final = 31_536_000.0
+
+
+class OnEvicted(StrEnum):
+    """What a suspend does about KV that was evicted from VRAM and RAM before it came."""
+
+    PREFIX = "prefix"  #: store what is still there
+    RECOMPUTE = "recompute"  #: let the engine compute the rest again, and store all of it
+    SKIP = "skip"  #: store nothing
 
 
 @dataclass(frozen=True)
@@ -31,6 +43,8 @@ class Session:
     #: Why it has no snapshot any more, a code of ``domain.reasons.Reason``; or empty.
     lost_reason: str = ""
     lost_generation: int = 0  #: the newest one that retention removed
+    forked_from: Origin | None = None
+    on_evicted: OnEvicted | None = None  #: ``None``: the configured default
 
 
 class SessionState(StrEnum):
@@ -81,6 +95,7 @@ class OperationKind(StrEnum):
     RESUME = "resume"
     DELETE = "delete"
     RETENTION = "retention"  #: removes snapshots; short
+    FORK = "fork"  #: fills a new session; short
 
 
 class OperationStatus(StrEnum):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
 
 from sessiond.domain.fingerprint import FieldClass, Fingerprint
 from sessiond.domain.ids import SegmentId, SessionId, TenantId
@@ -24,6 +25,14 @@ class ChunkRecord:
     raw_bytes: int
     codec: int  #: see ``sessiond.store.codecs``
     checksum: bytes  #: 16 bytes, over raw bytes, position, token chain and fingerprint digest
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The snapshot of another session that a fork began with."""
+
+    session_id: SessionId
+    generation: int
 
 
 @dataclass(frozen=True)
@@ -48,14 +57,15 @@ class Manifest:
     chunks: tuple[ChunkRecord, ...]
     #: Segment id to wrapped data key; empty without encryption (the field is part of format 1).
     wrapped_keys: tuple[tuple[str, bytes], ...] = ()
+    forked_from: Origin | None = None  #: of a fork's first snapshot: all its chunks are shared
 
-    @property
+    @cached_property
     def groups(self) -> KvGroups:
         """The KV groups of the engine that wrote it."""
         named = max((chunk.group for chunk in self.chunks), default=0) + 1
         return groups_of(self.fingerprint, self.chunk_tokens, named)
 
-    @property
+    @cached_property
     def restorable_tokens(self) -> int:
         """The longest context that the chunks restore."""
         return self.restorable_up_to(len(self.tokens))

@@ -64,6 +64,7 @@ class Ticket:
     expires_unix_s: int = 0
     restorable_tokens: int = 0  #: of the generation to load; nothing beyond is waited for
     adapter_digest: str = ""  #: of the LoRA adapter that the request uses; empty: none
+    recomputes: int = 0  #: of a suspend: 1 if it may compute KV that is not there any more
 
 
 def sign(ticket: Ticket, key: bytes) -> str:

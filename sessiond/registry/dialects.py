@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import stat
 import time
+import zlib
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -48,6 +50,7 @@ MIGRATION_TURN_TIMEOUT_S: Final = 60
 MIGRATION_LOCK_TIMEOUT_S: Final = 4
 MIGRATION_STATEMENT_TIMEOUT_S: Final = 60
 _MIGRATION_LOCK_KEY: Final = 0x73657373  # "sess"
+_EVENTS_LOCK_CLASS: Final = 0x65766E74  # "evnt"
 
 #: Execution options of an engine that only reads.
 READ_ONLY: Final[dict[str, bool]] = {"sessiond_read_only": True, "postgresql_readonly": True}
@@ -80,6 +83,47 @@ def open_engine(url: str) -> Engine:
             return _postgresql_engine(parsed)
         case other:
             raise ConfigurationError(f"The registry cannot be kept in {other!r}.")
+
+
+def one_look(engine: Engine) -> Engine:
+    """Return *engine* for single queries, without round trips that begin and end a transaction."""
+    if engine.dialect.name == "postgresql":
+        return engine.execution_options(isolation_level="AUTOCOMMIT")
+    return engine.execution_options(**READ_ONLY)
+
+
+@contextmanager
+def begin_unhurried(engine: Engine) -> Iterator[Connection]:
+    """Begin a transaction that a power cut may undo after its commit, though nothing else can.
+
+    Its commit does not wait for the disk, and does not keep it from what others wait for.
+    """
+    with engine.connect() as connection:
+        if engine.dialect.name == "postgresql":
+            with connection.begin():
+                connection.execute(text("SET LOCAL synchronous_commit TO off"))
+                yield connection
+            return
+        raw = connection.connection.cursor()  # not by the connection, which would begin
+        raw.execute("PRAGMA synchronous = NORMAL")
+        try:
+            with connection.begin():
+                yield connection
+        finally:
+            raw.execute("PRAGMA synchronous = FULL")
+            raw.close()
+
+
+def commit_in_turn(connection: Connection, name: str) -> None:
+    """Let transactions that say the same *name* commit one after the other, from here on.
+
+    Numbers that a database gives inside it then appear in their order. SQLite has one writer
+    at a time anyhow.
+    """
+    if connection.dialect.name == "postgresql":
+        # Names may share a key: then they wait for each other, and nothing else happens.
+        key = zlib.crc32(name.encode()) - 2**31
+        connection.execute(select(func.pg_advisory_xact_lock(_EVENTS_LOCK_CLASS, key)))
 
 
 def violated_constraint(error: IntegrityError) -> str | None:
@@ -143,8 +187,11 @@ def _make_private(
     _dialect: object, _entry: object, arguments: list[Any], _options: dict[str, Any]
 ) -> None:
     """Make the file before SQLite would, which lets others read it; its logs take its mode."""
-    with suppress(OSError):  # SQLite says better what is wrong
-        os.close(os.open(arguments[0], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    # Never by opening it: whoever closes a file gives up all locks that his process has on it.
+    # SQLite's go then too, and the next process that closes its last connection removes the log
+    # that this one goes on writing to.
+    with suppress(OSError):  # there is one, or SQLite says better what is wrong
+        os.mknod(arguments[0], stat.S_IFREG | 0o600)
 
 
 def _set_up_sqlite(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None:

@@ -76,6 +76,9 @@ class SessionRow(Base):
     ttl_s: Mapped[float | None]
     lost_reason: Mapped[str | None]
     lost_generation: Mapped[int | None]
+    on_evicted: Mapped[str | None]
+    forked_session: Mapped[str | None] = mapped_column(ID)
+    forked_generation: Mapped[int | None]
 
 
 class SnapshotRow(Base):
@@ -137,6 +140,16 @@ class IdempotencyKeyRow(Base):
     created_unix_s: Mapped[float]
 
 
+class SwitchRow(Base):
+    """One thing that is set for every daemon of the registry; without a row it is not set."""
+
+    __tablename__ = "switches"
+
+    name: Mapped[str] = mapped_column(ID, primary_key=True)
+    value: Mapped[dict[str, Any]]
+    updated_unix_s: Mapped[float]
+
+
 # Queries use these very expressions: a partial index serves only a query that repeats its
 # predicate word for word. None has a parameter, which a prepared plan could not see through.
 LIVE: Final = SessionRow.deleted_unix_s.is_(None)
@@ -173,3 +186,4 @@ Index(
 )
 Index("ix_operations_lease", OperationRow.lease_until_unix_s, **only_where(RUNNING))
 Index("ix_events_session", EventRow.tenant, EventRow.session_id, EventRow.event_id)
+Index("ix_events_tenant", EventRow.tenant, EventRow.event_id)

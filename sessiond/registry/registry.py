@@ -8,8 +8,8 @@ from sqlalchemy import select
 from sqlalchemy.orm import sessionmaker
 
 from sessiond.domain.session import Event, OperationStatus
-from sessiond.registry import operations, restore, retention, sessions, trail
-from sessiond.registry.dialects import READ_ONLY, open_engine
+from sessiond.registry import operations, restore, retention, sessions, switches, trail
+from sessiond.registry.dialects import READ_ONLY, begin_unhurried, one_look, open_engine
 from sessiond.registry.failures import domain_errors
 from sessiond.registry.models import IdempotencyKeyRow, SessionRow
 from sessiond.registry.sessions import Page, SessionChanges, SessionFilter
@@ -39,6 +39,7 @@ class Registry:
         self._engine = engine
         self._writer = sessionmaker(engine)
         self._reader = sessionmaker(engine.execution_options(**READ_ONLY))
+        self._one_look = one_look(engine)  # for what every turn asks
 
     @classmethod
     def open(cls, url: str) -> Registry:
@@ -77,11 +78,7 @@ class Registry:
         :raises OperationInProgressError: the deleted one is still being deleted.
         """
         with self._writing() as db:
-            if sessions.create(db, session):
-                # Otherwise the end of the old session's delete would hit the new session.
-                operations.refuse_if_held(
-                    db, session.tenant, session.session_id, session.created_unix_s
-                )
+            _create(db, session)
 
     def get_session(
         self, tenant: TenantId, session_id: SessionId, *, include_deleted: bool = False
@@ -90,8 +87,8 @@ class Registry:
 
         :raises SessionNotFoundError: there is none, or it is deleted and these are not asked for.
         """
-        with self._reading() as db:
-            return sessions.get(db, tenant, session_id, include_deleted=include_deleted)
+        with domain_errors(), self._one_look.connect() as connection:
+            return sessions.look_up(connection, tenant, session_id, include_deleted=include_deleted)
 
     def list_sessions(  # noqa: PLR0913 - one keyword per filter
         self,
@@ -224,17 +221,21 @@ class Registry:
 
     # -- operations --------------------------------------------------------------------------
 
-    def begin_operation(self, operation: Operation) -> None:
+    def begin_operation(self, operation: Operation, creates: Session | None = None) -> None:
         """Add a running operation, atomically; its creation time is taken as now.
 
         A running one whose lease is expired is failed with code ``lease_expired``. A deleted
         session takes only a delete, so that an interrupted one can be repeated.
 
+        :param creates: the session that it fills, added with it as :meth:`create_session` does
         :raises OperationInProgressError: another operation holds the session.
         :raises SessionNotFoundError: there is no such session, or it is deleted.
+        :raises SessionExistsError: there is a session with the id of the one to add.
         """
         assert operation.status is OperationStatus.RUNNING
         with self._writing() as db:
+            if creates is not None:
+                _create(db, creates)
             operations.begin(db, operation)
 
     def renew_lease(
@@ -295,19 +296,19 @@ class Registry:
 
         :raises SessionNotFoundError: there never was such a session.
         """
-        with self._writing() as db:
+        with domain_errors(), self._engine.begin() as connection:
             # The database gives the number.
-            trail.add_event(db, Event(0, tenant, session_id, kind, at_unix_s, detail))
+            trail.add_event(connection, Event(0, tenant, session_id, kind, at_unix_s, detail))
 
     def add_event_once(self, event: Event) -> bool:
         """As :meth:`add_event`, but not if the trail has one of this kind and time.
 
-        Returns whether it was added.
+        Returns whether it was added. After a power cut it may be gone again.
 
         :raises SessionNotFoundError: there never was such a session.
         """
-        with self._writing() as db:
-            return trail.add_event(db, event, once=True)
+        with domain_errors(), begin_unhurried(self._engine) as connection:
+            return trail.add_event(connection, event, once=True)
 
     def list_events(
         self, tenant: TenantId, session_id: SessionId, *, after: int = 0, limit: int = 100
@@ -315,6 +316,26 @@ class Registry:
         """Return up to *limit* events with numbers above *after*, oldest first."""
         with self._reading() as db:
             return trail.list_events(db, tenant, session_id, after, limit)
+
+    def tenant_events(
+        self,
+        tenant: TenantId,
+        *,
+        session_id: SessionId | None = None,
+        after: int = 0,
+        limit: int = 100,
+    ) -> list[Event]:
+        """Return up to *limit* events of all the tenant's sessions, or of one, oldest first.
+
+        Their numbers are above *after*. None ever appears with a number below one that was seen.
+        """
+        with self._reading() as db:
+            return trail.tenant_events(db, tenant, session_id, after, limit)
+
+    def newest_event_id(self, tenant: TenantId) -> int:
+        """Return the number of the tenant's newest event; 0 without one."""
+        with self._reading() as db:
+            return trail.newest_event_id(db, tenant)
 
     def remember(
         self,
@@ -346,6 +367,23 @@ class Registry:
         with self._writing() as db:
             trail.forget(db, tenant, key)
 
+    # -- switches ----------------------------------------------------------------------------
+
+    def read_switch(self, name: str) -> dict[str, JsonValue] | None:
+        """Return what a switch is set to, for all daemons; ``None`` if it is not set."""
+        with self._reading() as db:
+            return switches.read(db, name)
+
+    def set_switch(self, name: str, value: dict[str, JsonValue], now_unix_s: float) -> None:
+        """Set a switch, for all daemons, until it is set anew or cleared."""
+        with self._writing() as db:
+            switches.put(db, name, value, now_unix_s)
+
+    def clear_switch(self, name: str) -> bool:
+        """Take a switch back, for all daemons; return whether it was set."""
+        with self._writing() as db:
+            return switches.clear(db, name)
+
     @contextmanager
     def _reading(self) -> Iterator[Database]:
         with domain_errors(), self._reader.begin() as db:
@@ -355,3 +393,9 @@ class Registry:
     def _writing(self) -> Iterator[Database]:
         with domain_errors(), self._writer.begin() as db:
             yield db
+
+
+def _create(db: Database, session: Session) -> None:
+    if sessions.create(db, session):
+        # Otherwise the end of the old session's delete would hit the new session.
+        operations.refuse_if_held(db, session.tenant, session.session_id, session.created_unix_s)

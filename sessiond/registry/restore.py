@@ -113,6 +113,7 @@ def _merge(db: Database, witness: Witness, known: Session) -> bool:
             "idle_timeout_s": found.idle_timeout_s,
             "ttl_s": found.ttl_s,
             "pinned": found.pinned,
+            "on_evicted": found.on_evicted.value if found.on_evicted else None,
         }
     if witness.used_unix_s > known.updated_unix_s:
         values["updated_unix_s"] = witness.used_unix_s
@@ -172,7 +173,8 @@ def _clear_snapshots(db: Database, session: Session) -> None:
 def _told(db: Database, session: Session, what: Restored, now_unix_s: float) -> Restored:
     detail = {"change": what.value}
     event = Event(0, session.tenant, session.session_id, "rebuilt", now_unix_s, {**detail})
-    trail.add_event(db, event)
+    db.flush()
+    trail.add_event(db.connection(), event)
     return what
 
 

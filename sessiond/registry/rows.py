@@ -6,17 +6,26 @@ from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 from sessiond.domain.ids import OperationId, SessionId, TenantId
-from sessiond.domain.session import Event, Operation, OperationKind, OperationStatus, Session
-from sessiond.domain.snapshot import SnapshotSummary
+from sessiond.domain.session import (
+    Event,
+    OnEvicted,
+    Operation,
+    OperationKind,
+    OperationStatus,
+    Session,
+)
+from sessiond.domain.snapshot import Origin, SnapshotSummary
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from sqlalchemy import Row
 
     from sessiond.domain.canonical import JsonValue
     from sessiond.registry.models import EventRow, OperationRow, SessionRow
 
 
-def to_session(row: SessionRow) -> Session:
+def to_session(row: SessionRow | Row[Any]) -> Session:
     """Return the session of *row*."""
     return Session(
         tenant=TenantId(row.tenant),
@@ -34,7 +43,15 @@ def to_session(row: SessionRow) -> Session:
         ttl_s=row.ttl_s,
         lost_reason=row.lost_reason or "",
         lost_generation=row.lost_generation or 0,
+        on_evicted=None if row.on_evicted is None else OnEvicted(row.on_evicted),
+        forked_from=_origin(row),
     )
+
+
+def _origin(row: SessionRow | Row[Any]) -> Origin | None:
+    if row.forked_session is None:
+        return None
+    return Origin(SessionId(row.forked_session), row.forked_generation or 0)
 
 
 def session_values(session: Session) -> dict[str, Any]:
@@ -53,6 +70,9 @@ def session_values(session: Session) -> dict[str, Any]:
         "ttl_s": session.ttl_s,
         "lost_reason": session.lost_reason or None,
         "lost_generation": session.lost_generation or None,
+        "on_evicted": session.on_evicted.value if session.on_evicted else None,
+        "forked_session": session.forked_from.session_id if session.forked_from else None,
+        "forked_generation": session.forked_from.generation if session.forked_from else None,
     }
 
 

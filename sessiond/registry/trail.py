@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import delete, insert, select
+from sqlalchemy import bindparam, delete, insert, select
 from sqlalchemy.exc import IntegrityError
 
 from sessiond.domain.errors import ConflictError, InvalidInputError
-from sessiond.registry.models import KEY_LENGTH, EventRow, IdempotencyKeyRow
+from sessiond.registry.dialects import commit_in_turn
+from sessiond.registry.models import KEY_LENGTH, EventRow, IdempotencyKeyRow, SessionRow
 from sessiond.registry.rows import event_values, to_event
-from sessiond.registry.sessions import lock_row
+from sessiond.registry.sessions import not_found
 
 if TYPE_CHECKING:
+    from sqlalchemy import Connection
     from sqlalchemy.orm import Session as Database
 
     from sessiond.domain.ids import SessionId, TenantId
@@ -22,30 +24,45 @@ if TYPE_CHECKING:
 _LOOK_BACK = 100
 
 
-def add_event(db: Database, event: Event, *, once: bool = False) -> bool:
+# Each turn adds an event, so these are made once.
+_KEY: Final[dict[str, Any]] = {"tenant": bindparam("tenant"), "session_id": bindparam("session_id")}
+_LOCK: Final = (
+    select(SessionRow.session_id)
+    .filter_by(**_KEY)
+    # "No key" leaves others free to add rows that refer to this one.
+    .with_for_update(key_share=True)
+)
+_NEWEST: Final = (
+    select(EventRow.kind, EventRow.at_unix_s)
+    .filter_by(**_KEY)
+    .order_by(EventRow.event_id.desc())
+    .limit(_LOOK_BACK)
+    .subquery()
+)
+_SAME: Final = select(_NEWEST.c.kind).where(
+    _NEWEST.c.kind == bindparam("kind"), _NEWEST.c.at_unix_s == bindparam("at_unix_s")
+)
+_ADD: Final = insert(EventRow.__table__)  # type: ignore[arg-type]
+
+
+def add_event(db: Connection, event: Event, *, once: bool = False) -> bool:
     """Add one line, whose number the database gives, to a session's audit trail; return whether.
 
     :param once: not if one of this kind and time is among the newest hundred
     :raises SessionNotFoundError: there never was such a session.
     """
-    # The lock makes numbers appear in the order of commits, so that a reader who goes on after
-    # the last number seen misses none.
-    lock_row(db, event.tenant, event.session_id)
-    if once and _has_event(db, event):
-        return False
     values = event_values(event)
-    db.execute(insert(EventRow).values(values))
+    key = {name: values[name] for name in _KEY}
+    if db.execute(_LOCK, key).one_or_none() is None:
+        raise not_found(event.session_id)
+    what = {"kind": event.kind, "at_unix_s": event.at_unix_s}
+    if once and db.execute(_SAME, {**key, **what}).first():
+        return False
+    # Numbers of a tenant appear in their order, so that a reader who goes on after the last
+    # number seen misses none. Little may happen between this and the commit: others wait.
+    commit_in_turn(db, event.tenant)
+    db.execute(_ADD, values)
     return True
-
-
-def _has_event(db: Database, event: Event) -> bool:
-    newest = (
-        select(EventRow.kind, EventRow.at_unix_s)
-        .where(EventRow.tenant == event.tenant, EventRow.session_id == event.session_id)
-        .order_by(EventRow.event_id.desc())
-        .limit(_LOOK_BACK)
-    )
-    return (event.kind, event.at_unix_s) in [tuple(row) for row in db.execute(newest)]
 
 
 def list_events(
@@ -57,6 +74,22 @@ def list_events(
     )
     rows = db.scalars(query.order_by(EventRow.event_id).limit(limit))
     return [to_event(row) for row in rows]
+
+
+def tenant_events(
+    db: Database, tenant: TenantId, session_id: SessionId | None, after: int, limit: int
+) -> list[Event]:
+    """Return up to *limit* events of a tenant, or of one of its sessions, oldest first."""
+    if session_id is not None:
+        return list_events(db, tenant, session_id, after, limit)
+    query = select(EventRow).where(EventRow.tenant == tenant, EventRow.event_id > after)
+    return [to_event(row) for row in db.scalars(query.order_by(EventRow.event_id).limit(limit))]
+
+
+def newest_event_id(db: Database, tenant: TenantId) -> int:
+    """Return the number of a tenant's newest event; 0 without one."""
+    query = select(EventRow.event_id).where(EventRow.tenant == tenant)
+    return db.scalar(query.order_by(EventRow.event_id.desc()).limit(1)) or 0
 
 
 def remember(db: Database, wanted: IdempotencyKeyRow) -> str | None:

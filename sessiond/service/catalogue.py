@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, TypedDict, Unpack, cast
 
 from sessiond.domain.errors import SessionNotFoundError, StoreError
 from sessiond.domain.ids import OperationId, SessionId, TenantId, new_session_id
-from sessiond.domain.session import Event, Presence, Session, SessionState, derive_state
+from sessiond.domain.session import (
+    Event,
+    OnEvicted,
+    Presence,
+    Session,
+    SessionState,
+    derive_state,
+)
 from sessiond.domain.tokens import head_digest
 from sessiond.service.coverage import cover
 from sessiond.service.engines import Located, newest_head, presence_of
@@ -55,6 +62,7 @@ class Changes(TypedDict, total=False):
     idle_timeout_s: float | None
     ttl_s: float | None
     pinned: bool
+    on_evicted: OnEvicted | None
 
 
 class Catalogue:
@@ -100,10 +108,13 @@ class Catalogue:
 
         :raises SessionNotFoundError: there is none, or it is deleted.
         """
-        get = self._context.registry.get_session
-        session = await self._context.blocking(get, tenant, session_id)
-        if await self._snapshots.reconcile(session):
-            session = await self._context.blocking(get, tenant, session_id)
+        return await self._context.blocking(self.get_now, tenant, session_id)
+
+    def get_now(self, tenant: TenantId, session_id: SessionId) -> Session:
+        """Return the same as :meth:`get`, in the caller's thread."""
+        session = self._context.registry.get_session(tenant, session_id)
+        if self._snapshots.reconcile_now(session):
+            session = self._context.registry.get_session(tenant, session_id)
         return session
 
     async def show(self, tenant: TenantId, session_id: SessionId) -> View:
@@ -161,6 +172,7 @@ class Catalogue:
         :raises SessionNotFoundError: there never was such a session.
         """
         registry = self._context.registry
+        await self.trail.settle((tenant, session_id))
         await self._context.blocking(registry.get_session, tenant, session_id, include_deleted=True)
         return await self._context.blocking(
             registry.list_events, tenant, session_id, after=after, limit=limit
@@ -218,11 +230,12 @@ class Catalogue:
             last_outcome="",
             last_reason="",
             ttl_s=options.get("ttl_s"),
+            on_evicted=options.get("on_evicted"),
         )
 
     def _create(self, session: Session) -> None:
         store, registry = self._context.store, self._context.registry
-        reused = self._is_deleted(session)
+        reused = self.was_deleted(session)
         registry.create_session(session)
         try:
             if reused:
@@ -236,8 +249,8 @@ class Catalogue:
             session.tenant, session.session_id, "created", session.created_unix_s, {}
         )
 
-    def _is_deleted(self, session: Session) -> bool:
-        """Whether a deleted session had this id."""
+    def was_deleted(self, session: Session) -> bool:
+        """Whether a deleted session had this id, in the caller's thread."""
         get = self._context.registry.get_session
         try:
             return get(session.tenant, session.session_id, include_deleted=True).deleted
@@ -264,6 +277,8 @@ def record_of(session: Session) -> SessionRecord:
         idle_timeout_s=session.idle_timeout_s,
         ttl_s=session.ttl_s,
         pinned=session.pinned,
+        policy={"on_evicted": session.on_evicted.value} if session.on_evicted else {},
+        forked_from=session.forked_from,
     )
 
 
@@ -283,7 +298,14 @@ def session_of(record: SessionRecord) -> Session:
         last_outcome="",
         last_reason="",
         ttl_s=record.ttl_s,
+        on_evicted=_on_evicted(record),
+        forked_from=record.forked_from,
     )
+
+
+def _on_evicted(record: SessionRecord) -> OnEvicted | None:
+    told = record.policy.get("on_evicted")
+    return OnEvicted(told) if told in set(OnEvicted) else None  # a later version may know more
 
 
 def dict_of(changes: Changes) -> dict[str, JsonValue]:

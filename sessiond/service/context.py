@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from sessiond.engine.streams import EngineStreams
+from sessiond.service.restores import Restores
+from sessiond.service.resume_queue import ResumeQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,3 +39,6 @@ class Context:
     watchlist: Watchlist
     owner: str  #: names this daemon in leases
     now: Callable[[], float] = time.time
+    streams: EngineStreams = field(default_factory=EngineStreams)
+    restores: Restores = field(default_factory=Restores)
+    resume_queue: ResumeQueue = field(default_factory=ResumeQueue)

@@ -13,12 +13,11 @@ from sessiond.domain.errors import (
     NoEngineError,
 )
 from sessiond.domain.session import Presence, Session
-from sessiond.domain.tokens import head_digest
 from sessiond.service.compatibility import computes
 from sessiond.service.judge import storable_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from sessiond.domain.engines import EngineInfo
     from sessiond.domain.heads import Head
@@ -36,12 +35,43 @@ class Located:
     head: Head
 
 
+@dataclass(frozen=True)
+class Sight:
+    """The live engines, and what they know of one session, at one moment."""
+
+    live: tuple[EngineInfo, ...]  #: the newest first
+    located: Located | None
+    presence: Presence | None
+
+
+@dataclass(frozen=True)
+class Where:
+    """Which engines may be chosen."""
+
+    only: str = ""  #: the id of the one; empty: any
+    avoid: frozenset[str] = frozenset()  #: ids of those that were just found not to answer
+
+    def allows(self, engine: EngineInfo) -> bool:
+        """Whether this one may."""
+        return engine.engine_id not in self.avoid and self.only in ("", engine.engine_id)
+
+
+ANYWHERE = Where()
+
+
 class Engines:
     """The live engines of one store root."""
 
     def __init__(
-        self, store: Store, client: EngineClient, blocking: Blocking, urls: Sequence[str]
+        self,
+        store: Store,
+        client: EngineClient,
+        blocking: Blocking,
+        urls: Sequence[str],
+        load: Callable[[str], int] = lambda _url: 0,
     ) -> None:
+        """Make one; *load* tells how many requests an engine is known to work on."""
+        self._load = load
         self._store = store
         self._client = client
         self._blocking = blocking
@@ -49,8 +79,13 @@ class Engines:
 
     async def live(self) -> list[EngineInfo]:
         """Return the engines whose lock is held, the newest first."""
-        engines = await self._blocking(self._store.live_engines)
-        return sorted(engines, key=lambda engine: -engine.started_unix_s)
+        return await self._blocking(self._live)
+
+    def see(self, session: Session) -> Sight:
+        """Return what there is now, in the caller's thread; each file is looked at once."""
+        heads, live = self._store.read_heads(session.tenant, session.session_id), self._live()
+        located = newest_head(session, heads, live)
+        return Sight(tuple(live), located, presence_of(session, located, live))
 
     async def get(self, engine_id: str) -> EngineInfo:
         """Return one live engine.
@@ -63,24 +98,35 @@ class Engines:
         raise EngineNotFoundError
 
     async def choose(
-        self, model: str, preferred: str = "", snapshot: Manifest | None = None
+        self,
+        model: str,
+        preferred: str = "",
+        snapshot: Manifest | None = None,
+        live: Sequence[EngineInfo] | None = None,
+        *,
+        loading: Manifest | None = None,
     ) -> EngineInfo:
         """Return the engine that should serve *model* (empty: any), *preferred* if it can.
+
+        Of others, one that may load *loading* comes first, then the one with the least to do.
 
         A name is no identity: where no engine has it any more, one that could have computed
         *snapshot* serves the same under another.
 
+        :param live: of these; by default of those that live now
         :raises NoEngineError: no engine runs, or none serves the model.
         :raises EngineWithoutConnectorError: only servers without our connector answer.
         :raises EngineUnreachableError: the engine did not tell its URL.
         """
-        live = await self.live()
+        live = await self.live() if live is None else live
         fitting = [engine for engine in live if not model or engine.serves(model)]
         if not fitting and snapshot is not None:
             fitting = [engine for engine in live if computes(engine, snapshot)]
         if not fitting:
             await self._raise_none(model, live)
-        engine = min(fitting, key=lambda e: (_keeps_nothing(e, model), e.engine_id != preferred))
+        engine = fitting[0]
+        if len(fitting) > 1:
+            engine = min(fitting, key=lambda one: self._rank(one, model, preferred, loading))
         if not engine.url:
             raise EngineUnreachableError(f"Engine {engine.engine_id} did not tell its URL.")
         return engine
@@ -99,12 +145,23 @@ class Engines:
 
     async def locate(self, session: Session) -> Located | None:
         """Return the newest head that a live engine wrote for the session."""
-        heads = await self._blocking(self._store.read_heads, session.tenant, session.session_id)
-        return newest_head(session, heads, await self.live())
+        return (await self._blocking(self.see, session)).located
 
-    async def presence(self, session: Session) -> Presence | None:
-        """Return where the session's KV is believed to be."""
-        return presence_of(session, await self.locate(session), await self.live())
+    def _rank(
+        self, engine: EngineInfo, model: str, preferred: str, loading: Manifest | None
+    ) -> tuple[bool, bool, bool, bool, bool, int]:
+        """Return what is in the way of choosing an engine, the weightiest first."""
+        return (
+            engine.draining,  # about to end, wherever the session's KV is
+            _keeps_nothing(engine, model),
+            engine.engine_id != preferred,
+            not engine.url,
+            loading is not None and not computes(engine, loading),
+            self._load(engine.url),
+        )
+
+    def _live(self) -> list[EngineInfo]:
+        return sorted(self._store.live_engines(), key=lambda engine: -engine.started_unix_s)
 
     async def _raise_none(self, model: str, live: Sequence[EngineInfo]) -> NoReturn:
         strangers = await self.strangers()
@@ -174,7 +231,7 @@ def _presence_of_head(located: Located, resumed_unix_s: float) -> Presence:
         turns_in_flight=located.head.turns_in_flight,
         head_tokens=len(branch.tokens) if branch else 0,
         whole_chunk_tokens=storable_tokens(branch, engine) if branch else 0,
-        head_digest=head_digest(branch.tokens) if branch else "",
+        head_digest=branch.digest if branch else "",
         idle_since_unix_s=max(located.head.updated_unix_s, resumed_unix_s),
         adapter_digest=branch.adapter_digest if branch else None,
         last_turn=located.head.last_turn,

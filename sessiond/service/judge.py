@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING
 
 from sessiond.domain.fingerprint import FieldClass, Fingerprint
 from sessiond.domain.outcomes import Outcome
-from sessiond.domain.session import Presence, Session, SessionState, derive_state
+from sessiond.domain.session import (
+    NEVER_IDLE_S,
+    Presence,
+    Session,
+    SessionState,
+    derive_state,
+)
 from sessiond.domain.snapshot import Manifest, SnapshotSummary
 from sessiond.domain.tokens import common_prefix_tokens, whole_chunk_tokens
 
@@ -49,8 +55,13 @@ def kept_tokens(manifest: Manifest, branch: Branch, tokens: int, live: Fingerpri
 def summarize(
     manifest: Manifest, parent: Manifest | None, model: str, seconds: float
 ) -> SnapshotSummary:
-    """Return what the interfaces tell of *manifest*; what its *parent* has too is shared."""
+    """Return what the interfaces tell of *manifest*; what its *parent* has too is shared.
+
+    A fork's first snapshot has shared everything.
+    """
     known = parent.segment_ids if parent else frozenset()
+    if manifest.forked_from is not None:
+        known = manifest.segment_ids
     shared = sum(c.stored_bytes for c in manifest.chunks if c.segment_id in known)
     return SnapshotSummary(
         generation=manifest.generation,
@@ -85,7 +96,25 @@ def is_due(
 
     Idle means: no turn in flight, and the timeout has passed since the last token.
     """
-    if derive_state(session, presence) is not SessionState.ACTIVE or presence.unkept:
+    if not is_sweepable(session, presence):
         return False
     timeout_s = default_timeout_s if session.idle_timeout_s is None else session.idle_timeout_s
     return now_unix_s - presence.idle_since_unix_s >= timeout_s
+
+
+def is_due_in_window(
+    session: Session, presence: Presence, idle_s: float, now_unix_s: float
+) -> bool:
+    """Whether a window that wants *idle_s* suspends the session at *now_unix_s*.
+
+    A longer timeout of the session's own does not count then, unless it means never.
+    """
+    own_s = session.idle_timeout_s
+    if not is_sweepable(session, presence) or (own_s is not None and own_s >= NEVER_IDLE_S):
+        return False
+    return now_unix_s - presence.idle_since_unix_s >= idle_s
+
+
+def is_sweepable(session: Session, presence: Presence) -> bool:
+    """Whether there is KV that a suspend would store, and no turn in flight."""
+    return derive_state(session, presence) is SessionState.ACTIVE and not presence.unkept

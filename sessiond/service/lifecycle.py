@@ -7,14 +7,10 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Unpack
 
-from sessiond.domain.errors import (
-    OperationInProgressError,
-    OperationNotFoundError,
-    SessiondError,
-)
-from sessiond.domain.ids import OperationId, SessionId, TenantId
+from sessiond.domain.errors import SessiondError, SuspendSkippedError
+from sessiond.domain.ids import SessionId, TenantId
 from sessiond.domain.outcomes import Outcome
-from sessiond.domain.session import Operation, OperationKind, Session
+from sessiond.domain.session import OnEvicted, Operation, OperationKind, Session
 from sessiond.service.once import Once
 from sessiond.service.operations import Claim, Operations, Result, Work, claim
 from sessiond.service.reports import (
@@ -57,14 +53,21 @@ class Lifecycle:
     ) -> None:
         self._context = context
         self._catalogue = catalogue
-        self._suspender = Suspender(context, snapshots)
-        self._storing = Storing(context, self._suspender, retention)
         self._resumer = Resumer(context, snapshots)
+        self._suspender = Suspender(context, snapshots, self._resumer)
+        self._storing = Storing(context, self._suspender, retention)
         self._operations = operations
 
-    async def suspend(self, tenant: TenantId, session_id: SessionId, key: str = "") -> Operation:
+    async def suspend(
+        self,
+        tenant: TenantId,
+        session_id: SessionId,
+        key: str = "",
+        on_evicted: OnEvicted | None = None,
+    ) -> Operation:
         """Store the session's KV.
 
+        :param on_evicted: what to do about evicted KV; by default what the session is set to
         :raises SessionNotFoundError: there is no such session.
         :raises TurnInFlightError: a turn is running.
         :raises NothingToSuspendError: there is no whole chunk of KV.
@@ -78,11 +81,11 @@ class Lifecycle:
 
         async def begin() -> Work:
             session = await self._catalogue.get(tenant, session_id)
-            plan = await self._suspender.plan(session)
+            plan = await self._suspender.plan(session, on_evicted)
             await self._note_turn(session)
             return partial(self._suspend, plan)
 
-        return await self._once(wanted, key, begin)
+        return await self._once(wanted, key, begin, on_evicted)
 
     async def resume(self, tenant: TenantId, session_id: SessionId, key: str = "") -> Operation:
         """Bring the session's KV back.
@@ -115,22 +118,24 @@ class Lifecycle:
         return await self._once(wanted, key, begin)
 
     async def _once(
-        self, wanted: Claim, key: str, begin: Callable[[], Awaitable[Work]]
+        self,
+        wanted: Claim,
+        key: str,
+        begin: Callable[[], Awaitable[Work]],
+        option: str | None = None,
     ) -> Operation:
-        """Start the operation, or return the one that the key stands for."""
-        begin = partial(self._begun, wanted.kind, begin)
+        """Start the operation, or return the one that the key stands for.
+
+        :param option: of the call; a key is for one
+        """
+
+        async def start() -> Operation:
+            return await self._operations.start(wanted, await self._begun(wanted.kind, begin))
+
         if not key:
-            return await self._operations.start(wanted, await begin())
-        request = [wanted.kind.value, wanted.session_id]
-        once = Once(self._context, wanted.tenant, key, request)
-        earlier = await once.begin(wanted.operation_id)
-        if earlier is not None:
-            return await self._earlier(wanted.tenant, earlier)
-        async with once.forgotten_on_error():
-            operation = await self._operations.start(wanted, await begin())
-        if operation.operation_id != wanted.operation_id:  # joined one that ran already
-            await once.rebind(operation.operation_id)
-        return operation
+            return await start()
+        request = [wanted.kind.value, wanted.session_id, *([option] if option else [])]
+        return await Once(self._context, wanted.tenant, key, request).operation(wanted, start)
 
     async def _begun(self, kind: OperationKind, begin: Callable[[], Awaitable[Work]]) -> Work:
         try:
@@ -143,13 +148,6 @@ class Lifecycle:
         """Write the newest turn down; its head tells of it even where its KV is gone."""
         located = await self._context.engines.locate(session)
         await self._catalogue.trail.note(session, located.head if located else None)
-
-    async def _earlier(self, tenant: TenantId, operation_id: str) -> Operation:
-        try:
-            return await self._operations.get(tenant, OperationId(operation_id))
-        except OperationNotFoundError as error:
-            # The first call with this key has not come so far yet.
-            raise OperationInProgressError from error
 
     async def _suspend(self, plan: Plan) -> Result:
         session = plan.session
@@ -170,7 +168,8 @@ class Lifecycle:
     async def _resume(self, prospect: Prospect) -> Result:
         session = prospect.session
         try:
-            report = await self._resumer.perform(prospect)
+            with self._context.restores.running():
+                report = await self._resumer.perform(prospect)
             await self._update(
                 session,
                 resumed_on=report.engine_id if report.tokens_restored else "",
@@ -208,14 +207,16 @@ class Lifecycle:
 
     async def _failed(self, session: Session, kind: OperationKind, error: SessiondError) -> None:
         """Leave a trace of a failure, which the caller raises."""
-        self._context.observer.ended(kind, Outcome.FAILED.value, error.code, 0.0)
+        skipped = isinstance(error, SuspendSkippedError)
+        ending = "skipped" if skipped else Outcome.FAILED.value
+        self._context.observer.ended(kind, ending, error.code, 0.0)
         self._context.observer.explained(kind, error.causes)
         try:
             if kind is OperationKind.RESUME:
                 await self._update(
                     session, last_outcome=Outcome.FAILED.value, last_reason=error.code
                 )
-            await self._event(session, f"{kind.value}_failed", problem_of(error))
+            await self._event(session, f"{kind.value}_{ending}", problem_of(error))
         except SessiondError:
             _log.exception("a failed %s left no trace in the registry", kind.value)
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sessiond.domain.session import OnEvicted
+from sessiond.domain.windows import SweepWindow
+
 
 @dataclass(frozen=True)
 class Limits:
     """Deadlines, periods and bounds; every wait of the service has one of them."""
 
     idle_timeout_s: float = 300.0  #: for sessions without one of their own
+    on_evicted: OnEvicted = OnEvicted.PREFIX  #: for sessions without a choice of their own
     suspend_deadline_s: float = 120.0  #: one round of a suspend
     resume_deadline_s: float = 120.0  #: one round of a resume
     #: The whole of an attestation; 'sessionctl engines attest' waits longer.
@@ -17,6 +21,7 @@ class Limits:
     continue_deadline_s: float = 10.0  #: all that a ticket's "continue" asks of the engine
     lease_s: float = 30.0  #: an operation whose daemon is silent for so long is given up
     turn_settle_s: float = 0.5  #: a head file lags this much behind the turn's answer
+    key_settle_s: float = 2.0  #: how long a call waits for the first one with its key to begin
     commit_settle_s: float = 2.0  #: how long a manifest may still appear after a lost answer
     poll_s: float = 0.05  #: between looks at a file that is waited for
     suspend_rounds: int = 64
@@ -24,6 +29,11 @@ class Limits:
     turn_ticket_s: int = 300
     operation_ticket_s: int = 120
     sweep_concurrency: int = 2
+    sweep_bytes_per_s: int = 0  #: that the suspends of sweeps write on average; 0: any number
+    #: While resumes run, a sweep begins one suspend in so long; 0: it does not care.
+    sweep_yield_s: float = 30.0
+    sweep_patience_s: float = 5.0  #: a suspend's turn is waited for; then the rest is left
+    sweep_windows: tuple[SweepWindow, ...] = ()
     ttl_s: float = 0.0  #: for sessions without one of their own; 0: snapshots never expire
     keep_generations: int = 1  #: of each session
     quota_tenant_bytes: int = 0  #: 0: none
@@ -35,4 +45,7 @@ class Limits:
     full_collect_s: float = 3_600.0  #: between two looks at every segment of the store
     scrub_period_s: int = 7 * 86_400  #: in which everything is read once; 0: no scrub
     scrub_bytes_per_s: int = 32 << 20
+    event_listeners: int = 32  #: open streams of events of each tenant
+    event_poll_s: float = 1.0  #: between a listener's looks for new events
+    event_heartbeat_s: float = 15.0  #: without an event, until a listener is told that
     sweep_retry_s: float = 60.0  #: before a failed suspend is swept again; doubles each time

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from sessiond.domain.reasons import Cause
     from sessiond.domain.retention import RemovalCause
     from sessiond.domain.session import OperationKind
+    from sessiond.service.sweep import SweepReport
 
 
 class Observer(Protocol):
@@ -30,6 +31,12 @@ class Observer(Protocol):
     def verified(self, stored_bytes: int, damaged: int) -> None:
         """Take note of what a verification has read, and how much of it was damaged."""
 
+    def swept(self, report: SweepReport) -> None:
+        """Take note of what a sweep did."""
+
+    def paused(self, *, on: bool) -> None:
+        """Take note of whether the sweeps are paused."""
+
 
 class Deaf:
     """An observer that ignores everything."""
@@ -47,4 +54,10 @@ class Deaf:
         """Do nothing."""
 
     def verified(self, stored_bytes: int, damaged: int) -> None:
+        """Do nothing."""
+
+    def swept(self, report: SweepReport) -> None:
+        """Do nothing."""
+
+    def paused(self, *, on: bool) -> None:
         """Do nothing."""

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from sessiond.domain.canonical import canonical_json
+from sessiond.domain.errors import OperationInProgressError, OperationNotFoundError
+from sessiond.domain.ids import OperationId
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from sessiond.domain.canonical import JsonValue
-    from sessiond.domain.ids import OperationId, TenantId
+    from sessiond.domain.ids import TenantId
+    from sessiond.domain.session import Operation
     from sessiond.service.context import Context
+    from sessiond.service.operations import Claim
 
 
 @dataclass(frozen=True)
@@ -58,3 +64,31 @@ class Once:
         except BaseException:
             await self.forget()
             raise
+
+    async def operation(
+        self, wanted: Claim, start: Callable[[], Awaitable[Operation]]
+    ) -> Operation:
+        """Start an operation, or return the one that the key stands for already.
+
+        :raises OperationInProgressError: the first call with the key has not come so far yet.
+        """
+        earlier = await self.begin(wanted.operation_id)
+        if earlier is not None:
+            return await self._earlier(OperationId(earlier))
+        async with self.forgotten_on_error():
+            operation = await start()
+        if operation.operation_id != wanted.operation_id:  # joined one that ran already
+            await self.rebind(operation.operation_id)
+        return operation
+
+    async def _earlier(self, operation_id: OperationId) -> Operation:
+        """Return the first call's operation, which that may be about to begin."""
+        get, limits = self.context.registry.get_operation, self.context.limits
+        deadline_s = monotonic() + limits.key_settle_s
+        while True:
+            try:
+                return await self.context.blocking(get, self.tenant, operation_id)
+            except OperationNotFoundError as error:
+                if monotonic() >= deadline_s:
+                    raise OperationInProgressError from error
+            await asyncio.sleep(limits.poll_s)

@@ -16,6 +16,7 @@ from sessiond.domain.session import Operation, OperationKind, OperationStatus
 from sessiond.service.reports import problem_of
 
 if TYPE_CHECKING:
+    from sessiond.domain.session import Session
     from sessiond.service.context import Context
 
 _log = logging.getLogger(__name__)
@@ -64,16 +65,20 @@ class Operations:
         self._context = context
         self._tasks: dict[OperationId, asyncio.Task[None]] = {}
 
-    async def start(self, wanted: Claim, work: Work) -> Operation:
+    async def start(self, wanted: Claim, work: Work, creates: Session | None = None) -> Operation:
         """Begin an operation, or join the one of the same kind that runs already.
 
+        :param creates: the session that it fills, added with it; then none is joined
         :raises OperationInProgressError: one of another kind holds the session.
         :raises SessionNotFoundError: there is no such session.
+        :raises SessionExistsError: there is one with the id of the one to add.
         """
         operation = begun(self._context, wanted)
         try:
-            await self._context.blocking(self._context.registry.begin_operation, operation)
+            await self._context.blocking(self._context.registry.begin_operation, operation, creates)
         except OperationInProgressError:
+            if creates is not None:
+                raise
             return await self._joined(wanted)
         task = asyncio.create_task(self._drive(operation, work))
         self._tasks[operation.operation_id] = task
@@ -93,6 +98,12 @@ class Operations:
         return await self._context.blocking(
             self._context.registry.get_operation, tenant, operation_id
         )
+
+    def queue_position(self, operation: Operation) -> int | None:
+        """Return how many resumes go before this one; ``None`` if it does not wait here."""
+        if operation.status is not OperationStatus.RUNNING:
+            return None
+        return self._context.resume_queue.position((operation.tenant, operation.session_id))
 
     async def wait(self, operation: Operation, wait_s: float) -> Operation:
         """Return the operation when it has ended, or as it is after *wait_s*."""

@@ -22,6 +22,7 @@ class Permit:
     ticket: str
     cache_salt: str
     expires_unix_s: int
+    operation_id: str  #: names the turn, or what else it is for
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Purpose:
     generation: int
     restorable_tokens: int = 0  #: of a generation that is loaded
     adapter_digest: str = ""  #: of the one that computes; empty: none
+    recomputes: bool = False  #: whether a suspend may compute KV that is gone
 
 
 class Signer:
@@ -88,6 +90,7 @@ class Signer:
             restorable_tokens=purpose.restorable_tokens,
             salt_hash=salt_hash(salt),
             adapter_digest=purpose.adapter_digest,
+            recomputes=int(purpose.recomputes),
         )
 
     def _sign(self, ticket: Ticket, purpose: Purpose, now_unix_s: float, lifetime_s: int) -> Permit:
@@ -97,4 +100,5 @@ class Signer:
             ticket=sign(dated, self._keys.ticket_key),
             cache_salt=self._keys.cache_salt(purpose.tenant, purpose.adapter_digest),
             expires_unix_s=dated.expires_unix_s,
+            operation_id=dated.operation_id,
         )

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from sessiond.domain.fingerprint import Mismatch
     from sessiond.domain.ids import SessionId, TenantId
     from sessiond.domain.reasons import Cause
-    from sessiond.service.catalogue import Catalogue
     from sessiond.service.context import Context
     from sessiond.service.snapshots import Snapshots
 
@@ -32,14 +31,14 @@ class Probe:
     tokens_total: int
     tokens_restorable: int
     tokens_loadable: int  #: on this engine
+    resumes_ahead: int  #: that run there, or wait for it, in this daemon
 
 
 class Prober:
     """Looks, and changes nothing: no event, no operation, no record of a use."""
 
-    def __init__(self, context: Context, snapshots: Snapshots, catalogue: Catalogue) -> None:
+    def __init__(self, context: Context, snapshots: Snapshots) -> None:
         self._context = context
-        self._catalogue = catalogue
         self._resumer = Resumer(context, snapshots)
 
     async def probe(self, tenant: TenantId, session_id: SessionId, engine_id: str = "") -> Probe:
@@ -53,10 +52,9 @@ class Prober:
         engine = await self._context.engines.get(engine_id) if engine_id else None
         get = self._context.registry.get_session  # as it is: what is not recorded yet stays so
         session = await self._context.blocking(get, tenant, session_id)
-        (view,) = await self._catalogue.views((session,))
         prospect = await self._resumer.look(session, engine=engine)
         manifest, found = prospect.readable.manifest, prospect.compatibility
-        plan = plan_of(view, prospect)
+        plan = plan_of(prospect)
         prefetches = found is not None and found.prefetchable and prospect.target_tokens > 0
         postponed = found is not None and prospect.engine.is_pending
         return Probe(
@@ -64,10 +62,11 @@ class Prober:
             model=prospect.model,
             would_resume=(plan is TurnPlan.WARM or prefetches) and not postponed,
             plan=plan,
-            causes=causes_of(view, prospect),
+            causes=causes_of(prospect),
             mismatches=found.mismatches if found else (),
             generation=manifest.generation if manifest else 0,
             tokens_total=len(manifest.tokens) if manifest else 0,
             tokens_restorable=manifest.restorable_tokens if manifest else 0,
             tokens_loadable=prospect.target_tokens,
+            resumes_ahead=self._context.resume_queue.length(prospect.engine.engine_id),
         )

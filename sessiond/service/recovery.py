@@ -6,7 +6,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from sessiond.domain.errors import SessiondError, SessionNotFoundError
-from sessiond.domain.session import Operation, OperationKind
+from sessiond.domain.session import Operation, OperationKind, Session
+from sessiond.service.fork import tell_forked
 
 if TYPE_CHECKING:
     from sessiond.service.context import Context
@@ -64,6 +65,8 @@ class Recovery:
             await self._finish_delete(operation)
         elif not session.deleted:
             recorded = await self._snapshots.reconcile(session)
+            if operation.kind is OperationKind.FORK:
+                await self._settle_fork(session, operation)
         await self._context.blocking(
             registry.add_event,
             tenant,
@@ -76,6 +79,14 @@ class Recovery:
                 "snapshots_found": recorded,
             },
         )
+
+    async def _settle_fork(self, fork: Session, operation: Operation) -> None:
+        """Keep a fork whose snapshot was committed; one without is none, and goes."""
+        readable = await self._snapshots.newest_readable(fork)
+        if readable.manifest is None:
+            await self._finish_delete(operation)
+        elif readable.manifest.forked_from is not None:
+            await tell_forked(self._context, readable.manifest)
 
     async def _finish_delete(self, operation: Operation) -> None:
         tenant, session_id = operation.tenant, operation.session_id

@@ -23,6 +23,7 @@ def problem_of(error: SessiondError) -> Json:
     """Return what a failed operation tells of its error."""
     return {
         "code": error.code,
+        "reason": first_reason(error.causes),
         "message": error.message,
         "hint": error.hint,
         "retryable": error.retryable,
@@ -50,6 +51,8 @@ def suspend_json(report: SuspendReport) -> Json:
         "snapshot": summary_json(report.snapshot),
         "rounds": report.rounds,
         "missing_tokens": report.missing_tokens,
+        "evicted_tokens": report.evicted_tokens,
+        "recomputed_tokens": report.recomputed_tokens,
         "causes": causes_json(report.causes),
         "seconds": report.seconds,
     }

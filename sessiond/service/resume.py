@@ -12,6 +12,7 @@ from sessiond.domain.reasons import Cause, Reason
 from sessiond.engine.client import TicketedRequest
 from sessiond.engine.pairs import Pair, ResumeResult, resume_round
 from sessiond.service.compatibility import Compatibility, adapter_for, check, surroundings
+from sessiond.service.engines import ANYWHERE, Where
 from sessiond.service.judge import conclude, movable_tokens
 from sessiond.service.permits import Permit, Purpose
 from sessiond.service.resume_rounds import Progress, after_round, begin
@@ -21,7 +22,17 @@ if TYPE_CHECKING:
     from sessiond.domain.session import Session
     from sessiond.domain.snapshot import Manifest
     from sessiond.service.context import Context
+    from sessiond.service.engines import Sight
     from sessiond.service.snapshots import Readable, Snapshots
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What files tell of a session at one moment."""
+
+    session: Session
+    sight: Sight
+    readable: Readable
 
 
 @dataclass(frozen=True)
@@ -29,6 +40,7 @@ class Prospect:
     """What a resume of a session would find in one engine."""
 
     session: Session
+    sight: Sight
     engine: EngineInfo
     readable: Readable
     compatibility: Compatibility | None  #: ``None`` without a readable snapshot
@@ -80,6 +92,13 @@ class Prospect:
         )
         return manifest.restorable_up_to(movable)
 
+    @property
+    def target_chunks(self) -> int:
+        """How many chunks these are, at most: with sliding windows, fewer are loaded."""
+        chunks = self.manifest.chunks if self.manifest else ()
+        target_tokens = self.target_tokens
+        return sum(chunk.end_token <= target_tokens for chunk in chunks)
+
 
 class Resumer:
     """Judges and performs resumes."""
@@ -98,19 +117,34 @@ class Resumer:
         :param engine: look at this one instead
         :raises UnavailableError: no engine can.
         """
+        survey = await self._context.blocking(self.survey, session)
+        return await self.judge(survey, model, engine)
+
+    def survey(self, session: Session) -> Survey:
+        """Read everything that :meth:`judge` needs, once, in the caller's thread."""
+        sight = self._context.engines.see(session)
+        return Survey(session, sight, self._snapshots.newest_readable_now(session))
+
+    async def judge(
+        self,
+        survey: Survey,
+        model: str | None = None,
+        engine: EngineInfo | None = None,
+        where: Where = ANYWHERE,
+    ) -> Prospect:
+        """Do the same as :meth:`look` with what was read before, among the engines of *where*."""
+        session, sight, manifest = survey.session, survey.sight, survey.readable.manifest
         wanted = session.model if model is None else model
-        readable = await self._snapshots.newest_readable(session)
-        manifest = readable.manifest
         if engine is None:
-            presence = await self._context.engines.presence(session)
-            here = presence.engine_id if presence else ""
+            here = sight.presence.engine_id if sight.presence else ""
             known = manifest if wanted == session.model else None
-            engine = await self._context.engines.choose(wanted, preferred=here, snapshot=known)
+            live = [one for one in sight.live if where.allows(one)]
+            engine = await self._context.engines.choose(wanted, here, known, live, loading=manifest)
         if wanted == session.model and not engine.serves(wanted):
             wanted, model = "", None  # it may compute the same under another name
         adapter = adapter_for(engine, wanted, manifest if model is None else None)
         found = check(manifest, engine, adapter) if manifest else None
-        return Prospect(session, engine, readable, found, adapter)
+        return Prospect(session, sight, engine, survey.readable, found, adapter)
 
     async def perform(self, prospect: Prospect) -> ResumeReport:
         """Load what may be loaded.
@@ -126,10 +160,13 @@ class Resumer:
         if prospect.manifest is None or not compatibility or not compatibility.prefetchable:
             return _report(prospect, begin(0, 1), monotonic() - started_s)
         progress = begin(prospect.target_tokens, prospect.manifest.chunk_tokens)
-        while not progress.done:
-            result = await self._round(prospect, prospect.manifest, progress.asked_tokens)
-            progress = after_round(progress, result, self._context.limits.resume_rounds)
-        return _report(prospect, progress, monotonic() - started_s)
+        session, queue = prospect.session, self._context.resume_queue
+        key = session.tenant, session.session_id
+        async with queue.place(key, prospect.engine, prospect.target_chunks) as queued_s:
+            while not progress.done:
+                result = await self._round(prospect, prospect.manifest, progress.asked_tokens)
+                progress = after_round(progress, result, self._context.limits.resume_rounds)
+        return _report(prospect, progress, monotonic() - started_s, queued_s)
 
     async def _round(
         self, prospect: Prospect, manifest: Manifest, asked_tokens: int
@@ -166,7 +203,9 @@ class Resumer:
         )
 
 
-def _report(prospect: Prospect, progress: Progress, seconds: float) -> ResumeReport:
+def _report(
+    prospect: Prospect, progress: Progress, seconds: float, queued_s: float = 0.0
+) -> ResumeReport:
     manifest = prospect.readable.manifest
     # Where the newest snapshot cannot be read, an older one must not pass for all of it.
     lost_tokens = _newer_tokens(prospect.session, manifest) if manifest else 0
@@ -181,6 +220,7 @@ def _report(prospect: Prospect, progress: Progress, seconds: float) -> ResumeRep
         tokens_restored=progress.restored_tokens,
         disk_tokens=progress.disk_tokens,
         seconds=seconds,
+        queued_s=queued_s,
     )
 
 

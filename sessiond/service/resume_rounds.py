@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from sessiond.engine.answers import Answer
     from sessiond.engine.pairs import ResumeResult
 
+#: A round that found no room may be repeated so often: each has waited long for it.
+_MAX_REPEATS = 3
 #: After a trimmed round made room, the whole may be asked for again.
 _CAPACITY = frozenset({Reason.RAM_TIER_TOO_SMALL, Reason.RAM_TIER_BUSY})
 
@@ -30,6 +32,7 @@ class Progress:
     restored_tokens: int = 0  #: proven
     disk_tokens: int = 0
     rounds: int = 0
+    repeats: int = 0
     causes: tuple[Cause, ...] = ()
     done: bool = False
 
@@ -47,7 +50,8 @@ def after_round(progress: Progress, result: ResumeResult, max_rounds: int) -> Pr
         progress, rounds=progress.rounds + 1, causes=_joined(progress.causes, result.causes)
     )
     if result.moved is None:
-        stepped = _refused(counted, result.loadable_tokens)
+        busy = any(cause.reason is Reason.RAM_TIER_BUSY for cause in result.causes)
+        stepped = _refused(counted, result.loadable_tokens, busy=busy)
     else:
         stepped = _moved(counted, result.moved)
     return replace(stepped, done=stepped.done or stepped.rounds >= max_rounds)
@@ -60,9 +64,11 @@ def is_confirmed(answer: Answer, asked_tokens: int) -> bool:
     return min(answer.split.cached_tokens, answer.cached_tokens) >= asked_tokens
 
 
-def _refused(progress: Progress, loadable_tokens: int) -> Progress:
+def _refused(progress: Progress, loadable_tokens: int, *, busy: bool) -> Progress:
     left = whole_chunk_tokens(loadable_tokens, progress.chunk_tokens)
     worthwhile = progress.restored_tokens < left < progress.asked_tokens
+    if busy and progress.repeats < _MAX_REPEATS:
+        return replace(progress, repeats=progress.repeats + 1)
     return replace(
         progress,
         asked_tokens=left if worthwhile else progress.asked_tokens,

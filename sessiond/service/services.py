@@ -9,8 +9,13 @@ from sessiond.service.attest import Attestations
 from sessiond.service.background import Background
 from sessiond.service.catalogue import Catalogue
 from sessiond.service.damage import DamageTeller
+from sessiond.service.drain import Drainer
+from sessiond.service.feed import Feed
+from sessiond.service.fork import Forker
+from sessiond.service.gateway import Gateway
 from sessiond.service.lifecycle import Lifecycle
 from sessiond.service.operations import Operations
+from sessiond.service.pauses import Pauses
 from sessiond.service.probe import Prober
 from sessiond.service.purge import Purger
 from sessiond.service.recovery import Recovery
@@ -32,16 +37,21 @@ class Services:
     context: Context
     catalogue: Catalogue
     lifecycle: Lifecycle
+    forker: Forker
+    drainer: Drainer
     turns: Turns
+    gateway: Gateway
     prober: Prober
     operations: Operations
     sweeper: Sweeper
+    pauses: Pauses
     purger: Purger
     recovery: Recovery
     retention: Retention
     scrubber: Scrubber
     verifier: Verifier
     attestations: Attestations
+    feed: Feed
 
 
 def build(context: Context) -> Services:
@@ -53,18 +63,25 @@ def build(context: Context) -> Services:
     lifecycle = Lifecycle(context, snapshots, catalogue, operations, retention)
     background = Background(lambda: operations.is_busy, context.limits.poll_s)
     teller = DamageTeller(context)
+    turns = Turns(context, snapshots, catalogue)
+    pauses = Pauses(context)
     return Services(
         context=context,
         catalogue=catalogue,
         lifecycle=lifecycle,
-        turns=Turns(context, snapshots, catalogue),
-        prober=Prober(context, snapshots, catalogue),
+        forker=Forker(context, snapshots, catalogue, operations),
+        drainer=Drainer(context, snapshots, lifecycle, operations),
+        turns=turns,
+        gateway=Gateway(context, catalogue, turns),
+        prober=Prober(context, snapshots),
         operations=operations,
-        sweeper=Sweeper(context, catalogue, lifecycle, operations),
+        sweeper=Sweeper(context, catalogue, lifecycle, operations, pauses),
+        pauses=pauses,
         purger=Purger(context, lifecycle, operations),
         recovery=Recovery(context, snapshots),
         retention=retention,
         scrubber=Scrubber(context, background, teller),
         verifier=Verifier(context, background, teller),
         attestations=Attestations(context),
+        feed=Feed(context),
     )

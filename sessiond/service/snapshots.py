@@ -45,11 +45,11 @@ class Snapshots:
 
     async def newest_readable(self, session: Session) -> Readable:
         """Return the newest manifest that is whole; damaged ones are passed over and named."""
-        return await self._context.blocking(self._newest_readable, session)
+        return await self._context.blocking(self.newest_readable_now, session)
 
     def newest_manifest(self, session: Session) -> Manifest | None:
-        """Return the same as :meth:`newest_readable`, in the caller's thread."""
-        return self._newest_readable(session).manifest
+        """Return the manifest of :meth:`newest_readable`, in the caller's thread."""
+        return self.newest_readable_now(session).manifest
 
     async def read(self, session: Session, generation: int) -> Manifest | None:
         """Return one manifest; ``None`` if it was never committed.
@@ -85,9 +85,10 @@ class Snapshots:
 
     async def reconcile(self, session: Session) -> int:
         """Record what was committed while nobody listened; return how many snapshots."""
-        return await self._context.blocking(self._reconcile, session)
+        return await self._context.blocking(self.reconcile_now, session)
 
-    def _newest_readable(self, session: Session) -> Readable:
+    def newest_readable_now(self, session: Session) -> Readable:
+        """Return the same as :meth:`newest_readable`, in the caller's thread."""
         store = self._context.store
         found: list[Cause] = []
         generations = store.generations(session.tenant, session.session_id)
@@ -103,15 +104,21 @@ class Snapshots:
                 return Readable(manifest, tuple(found))
         return Readable(None, tuple(found) or (_why_none(session),))
 
-    def _reconcile(self, session: Session) -> int:
+    def reconcile_now(self, session: Session) -> int:
+        """Do the same as :meth:`reconcile`, in the caller's thread."""
         store, registry = self._context.store, self._context.registry
+        generations = store.generations(session.tenant, session.session_id)
+        if session.snapshot and generations == [session.snapshot.generation]:
+            return 0  # the usual case, without another question to the registry
+        if not generations:
+            return 0
         known = {
             summary.generation
             for summary in registry.list_snapshots(session.tenant, session.session_id)
         }
         recorded = 0
         parent: Manifest | None = None
-        for generation in store.generations(session.tenant, session.session_id):
+        for generation in generations:
             if generation in known:
                 continue
             try:

@@ -67,7 +67,7 @@ class Storing:
         if report is not None and not _found_full(report):
             return report
         try:
-            again = await self._suspender.plan(plan.session)
+            again = await self._suspender.plan(plan.session, plan.on_evicted)
             await self._retention.make_room(need_of(again))
             return await self._suspender.perform(again)
         except SessiondError as error:

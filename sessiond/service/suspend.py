@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import replace
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from sessiond.domain.errors import (
     UnavailableError,
 )
 from sessiond.domain.reasons import Cause, Reason
+from sessiond.domain.session import OnEvicted
 from sessiond.engine.client import TicketedRequest
 from sessiond.engine.pairs import CommitResult, Pair, suspend_round
 from sessiond.service.coverage import cover
@@ -26,12 +28,20 @@ from sessiond.service.suspend_plans import (
     Source,
     begin,
     is_evicted,
+    moved_on,
     report,
     report_newest,
-    stops,
+    skipped,
     unkept_cause,
 )
-from sessiond.service.suspend_rounds import Progress, RoundEnd, after_round, error_of, tier_error
+from sessiond.service.suspend_rounds import (
+    Progress,
+    RoundEnd,
+    after_round,
+    error_of,
+    tier_error,
+    unanswered,
+)
 
 if TYPE_CHECKING:
     from sessiond.domain.outcomes import SuspendReport
@@ -40,24 +50,25 @@ if TYPE_CHECKING:
     from sessiond.service.context import Context
     from sessiond.service.coverage import Coverage
     from sessiond.service.engines import Located
+    from sessiond.service.resume import Resumer
     from sessiond.service.snapshots import Snapshots
 
 #: After these the engine may still be about to commit.
 _ANSWER_LOST = (EngineUnreachableError, DeadlineExceededError)
-#: With these an engine gave up waiting for its mover, which may have committed all the same.
-_OUTCOME_UNKNOWN = frozenset({Reason.MOVER_FAILED, Reason.DEADLINE, Reason.ABORTED})
 
 
 class Suspender:
     """Plans and performs suspends."""
 
-    def __init__(self, context: Context, snapshots: Snapshots) -> None:
+    def __init__(self, context: Context, snapshots: Snapshots, resumer: Resumer) -> None:
         self._context = context
         self._snapshots = snapshots
+        self._resumer = resumer
 
-    async def plan(self, session: Session) -> Plan:
+    async def plan(self, session: Session, on_evicted: OnEvicted | None = None) -> Plan:
         """Look at what there is to do; changes nothing.
 
+        :param on_evicted: what to do about evicted KV; by default what the session is set to
         :raises TurnInFlightError: a turn is running, and still is after half a second.
         :raises NothingToSuspendError: there is no whole chunk of KV.
         :raises NotTextError: the newest turn is more than text.
@@ -81,25 +92,32 @@ class Suspender:
         source = Source(located, covered.branch, covered.tokens)
         if source.hindrance is not None:
             raise error_of((source.hindrance,))
-        return Plan(session, newest, source, covered.kept_tokens)
+        policy = on_evicted or session.on_evicted or self._context.limits.on_evicted
+        return Plan(session, newest, source, covered.kept_tokens, policy)
 
     async def perform(self, plan: Plan) -> SuspendReport:
         """Do what was planned; what a round has stored stays stored whatever happens later.
 
+        :raises SuspendSkippedError: KV was evicted, and the plan says to store nothing then.
         :raises SessiondError: nothing could be stored, or the engine was lost.
         """
         started_s = monotonic()
         if plan.source is None or plan.kept_tokens >= plan.source.tokens:
             return report_newest(plan, ())
-        progress = begin(plan.source, plan.kept_tokens)
+        progress = begin(plan.source, plan.kept_tokens, plan.on_evicted)
         source = plan.source
         while not progress.done:
             if progress.head_is_stale:
                 source, progress = await self._refreshed(plan, source, progress)
-            end = await self._round(plan, source, progress.asked_tokens)
+            if progress.lacks_what_is_stored:
+                progress = await self._brought_back(plan, source, progress)
+            end = await self._round(plan, source, progress)
             progress = after_round(progress, end, self._context.limits.suspend_rounds)
-        if progress.best is None and progress.kept_tokens and is_evicted(progress.causes):
-            return report_newest(plan, progress.causes)
+        if progress.best is None and is_evicted(progress.causes):
+            if plan.on_evicted is OnEvicted.SKIP:
+                raise skipped(source, progress)
+            if progress.kept_tokens:
+                return report_newest(plan, progress.causes, progress.evicted_tokens)
         return report(source, progress, monotonic() - started_s)
 
     async def _covered(self, located: Located, newest: Manifest | None) -> Coverage | None:
@@ -132,18 +150,22 @@ class Suspender:
         self, plan: Plan, source: Source, progress: Progress
     ) -> tuple[Source, Progress]:
         """Follow a head that moved on since the plan was made."""
-        fresh = await self.plan(plan.session)
+        fresh = await self.plan(plan.session, plan.on_evicted)
         if fresh.source is None:
             return source, progress
-        first, then = stops(fresh.source, fresh.kept_tokens)
-        return fresh.source, replace(
-            progress, asked_tokens=first, then_tokens=then, kept_tokens=fresh.kept_tokens
-        )
+        return fresh.source, moved_on(progress, fresh.source, fresh.kept_tokens)
 
-    async def _round(self, plan: Plan, source: Source, asked_tokens: int) -> RoundEnd:
+    async def _brought_back(self, plan: Plan, source: Source, progress: Progress) -> Progress:
+        """Load what the newest snapshot has, so that only what no snapshot has is computed."""
+        prospect = await self._resumer.look(plan.session, engine=source.located.engine)
+        with contextlib.suppress(UnavailableError):  # then that is computed as well
+            await self._resumer.perform(prospect)
+        return replace(progress, available_tokens=progress.kept_tokens)
+
+    async def _round(self, plan: Plan, source: Source, progress: Progress) -> RoundEnd:
         session = plan.session
         generation = await self._snapshots.next_generation(session)
-        pair = self._pair(session, source, asked_tokens, generation)
+        pair = self._pair(session, source, progress, generation)
         started_s = monotonic()
         manifest: Manifest | None = None
         try:
@@ -151,18 +173,17 @@ class Suspender:
         except UnavailableError as error:
             wait_s = self._settle_s if isinstance(error, _ANSWER_LOST) else 0.0
             manifest = await self._manifest_after(wait_s, session, generation)
-            if manifest is None:
+            if manifest is None and not progress.outlives(error):
                 raise
-            end = RoundEnd(None, ())
+            end = RoundEnd(None, () if manifest else (Cause(Reason.DEADLINE),))
         else:
             end = await self._read_end(session, source, generation, result)
-            if end.summary is None and _is_unknown(end.causes):
+            if end.summary is None and end.is_unknown:
                 manifest = await self._manifest_after(self._settle_s, session, generation)
         if manifest:
-            model, seconds = source.model, monotonic() - started_s
-            whole = manifest.restorable_tokens >= asked_tokens
-            summary = summarize(manifest, plan.newest, model, seconds)
-            end = RoundEnd(summary, () if whole else end.causes)
+            seconds = monotonic() - started_s
+            summary = summarize(manifest, plan.newest, source.model, seconds)
+            end = unanswered(progress, summary, end.causes)
         if end.summary:
             await self._snapshots.record(session, end.summary)
         return end
@@ -187,7 +208,9 @@ class Suspender:
         told = summarize(manifest, None, source.model, answer.seconds("seconds"))
         new_bytes, shared_bytes = answer.number("new_bytes"), answer.number("shared_bytes")
         return RoundEnd(
-            replace(told, new_bytes=new_bytes, shared_bytes=shared_bytes), result.causes
+            replace(told, new_bytes=new_bytes, shared_bytes=shared_bytes),
+            result.causes,
+            recomputed_tokens=answer.number("recomputed_tokens"),
         )
 
     async def _manifest_after(
@@ -201,7 +224,7 @@ class Suspender:
                 return manifest
             await asyncio.sleep(self._context.limits.poll_s)
 
-    def _pair(self, session: Session, source: Source, asked_tokens: int, generation: int) -> Pair:
+    def _pair(self, session: Session, source: Source, progress: Progress, generation: int) -> Pair:
         engine, branch = source.located.engine, source.branch
         purpose = Purpose(
             session.tenant,
@@ -209,6 +232,7 @@ class Suspender:
             engine,
             generation,
             adapter_digest=branch.adapter_digest,
+            recomputes=progress.recomputes,
         )
         moving, companion = self._context.signer.suspend(purpose, branch, self._context.now())
 
@@ -219,12 +243,7 @@ class Suspender:
             )
 
         return Pair(
-            moving=request(moving, asked_tokens + 1),
+            moving=request(moving, progress.asked_tokens + 1),
             companion=request(companion, 1),
             deadline_s=self._context.limits.suspend_deadline_s,
         )
-
-
-def _is_unknown(causes: tuple[Cause, ...]) -> bool:
-    """Whether an answer that tells of no commit is no proof that there is none."""
-    return any(cause.reason in _OUTCOME_UNKNOWN for cause in causes)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from sessiond.domain.errors import SuspendSkippedError
 from sessiond.domain.kvgroups import groups_of
 from sessiond.domain.outcomes import SuspendReport
 from sessiond.domain.reasons import Cause, Reason
+from sessiond.domain.session import OnEvicted
 from sessiond.domain.tokens import whole_chunk_tokens
 from sessiond.service.judge import summarize
 from sessiond.service.suspend_rounds import Progress, error_of
@@ -71,9 +73,10 @@ class Plan:
     newest: Manifest | None  #: the newest snapshot that can be read
     source: Source | None  #: ``None``: no live engine has more than the snapshot
     kept_tokens: int = 0  #: of the source, in the newest snapshot already
+    on_evicted: OnEvicted = OnEvicted.PREFIX
 
 
-def begin(source: Source, kept: int) -> Progress:
+def begin(source: Source, kept: int, on_evicted: OnEvicted = OnEvicted.PREFIX) -> Progress:
     """Return the state before the first round; *kept* tokens are in a snapshot already."""
     first, then = stops(source, kept)
     return Progress(
@@ -81,6 +84,25 @@ def begin(source: Source, kept: int) -> Progress:
         asked_tokens=first,
         kept_tokens=kept,
         then_tokens=then,
+        source_tokens=source.tokens,
+        on_evicted=on_evicted,
+    )
+
+
+def moved_on(progress: Progress, source: Source, kept: int) -> Progress:
+    """Return the state before a round for another head than the last one was for."""
+    first, then = stops(source, kept)
+    return replace(
+        progress,
+        asked_tokens=first,
+        then_tokens=then,
+        source_tokens=source.tokens,
+        kept_tokens=kept,
+        # What was gone of the last head, the turn that moved on has most likely computed again.
+        trimmed=(),
+        recomputes=False,
+        available_tokens=0,
+        evicted_tokens=0,
     )
 
 
@@ -120,6 +142,18 @@ def report(source: Source, progress: Progress, seconds: float) -> SuspendReport:
         missing_tokens=max(0, source.tokens - best.tokens_restorable),
         causes=progress.causes,
         seconds=seconds,
+        evicted_tokens=progress.evicted_tokens,
+        recomputed_tokens=progress.recomputed_tokens,
+    )
+
+
+def skipped(source: Source, progress: Progress) -> SuspendSkippedError:
+    """Return the error of a suspend that stores nothing because something is gone."""
+    there, all_tokens = progress.available_tokens, source.tokens
+    detail = f"{there} of {all_tokens} tokens are still there"
+    return SuspendSkippedError(
+        f"Nothing was stored: {detail}, and 'on_evicted' is skip.",
+        causes=(Cause(Reason.KV_EVICTED, detail),),
     )
 
 
@@ -128,7 +162,7 @@ def is_evicted(causes: tuple[Cause, ...]) -> bool:
     return any(cause.reason is Reason.KV_EVICTED for cause in causes)
 
 
-def report_newest(plan: Plan, causes: tuple[Cause, ...]) -> SuspendReport:
+def report_newest(plan: Plan, causes: tuple[Cause, ...], evicted_tokens: int = 0) -> SuspendReport:
     """Report that the newest snapshot has already what there is."""
     assert plan.newest is not None
     known = plan.session.snapshot
@@ -140,6 +174,7 @@ def report_newest(plan: Plan, causes: tuple[Cause, ...]) -> SuspendReport:
         missing_tokens=plan.source.tokens - plan.kept_tokens if plan.source else 0,
         causes=causes,
         seconds=0.0,
+        evicted_tokens=evicted_tokens,
     )
 
 

@@ -5,28 +5,36 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from sessiond.domain.errors import (
     OperationInProgressError,
     SessiondError,
     SessionNotFoundError,
+    SuspendSkippedError,
     TurnInFlightError,
 )
 from sessiond.domain.reasons import Reason
 from sessiond.domain.session import OperationStatus, SessionState
-from sessiond.service.judge import is_due
+from sessiond.service.sweep_admission import Admission, Hold
+from sessiond.service.sweep_ledger import Ledger
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sessiond.domain.canonical import JsonValue
+    from sessiond.domain.session import Operation
+    from sessiond.domain.windows import SweepWindow
     from sessiond.service.catalogue import Catalogue, View
     from sessiond.service.context import Context
     from sessiond.service.lifecycle import Lifecycle
     from sessiond.service.operations import Operations
+    from sessiond.service.pauses import Pauses
     from sessiond.service.watch import Key
 
 _log = logging.getLogger(__name__)
@@ -36,22 +44,10 @@ _BUSY = (TurnInFlightError, OperationInProgressError, SessionNotFoundError)
 _IN_ENGINE = frozenset({SessionState.RUNNING, SessionState.ACTIVE})
 
 
-#: A suspend that fails again and again is tried so often at least.
-_LONGEST_RETRY_S = 3600.0
-
-
-@dataclass(frozen=True)
-class _Retry:
-    """When a session whose suspend failed, or left something out, is swept again."""
-
-    at_unix_s: float
-    wait_s: float
-    idle_since_unix_s: float  #: since then; another turn begins anew
-
-    @property
-    def known_unix_s(self) -> float:
-        """Until when another failure counts as the same trouble."""
-        return self.at_unix_s + self.wait_s
+class _End(StrEnum):
+    SUSPENDED = "suspended"
+    FAILED = "failed"
+    LEFT = "left"  #: somebody else is at it, or was
 
 
 @dataclass(frozen=True)
@@ -62,6 +58,18 @@ class SweepReport:
     due: int
     suspended: int
     failed: int
+    windowed: int = 0  #: of those due, the ones that a window asked for
+    yielded: int = 0  #: left for later, because resumes go first
+    throttled: int = 0  #: left for later, because enough bytes were written
+    paused: bool = False  #: none was suspended from then on
+    window: str = ""  #: that the sweep was for
+
+
+@dataclass
+class _Run:
+    """One sweep; what holds one suspend holds the rest as well."""
+
+    held: Hold | None = None
 
 
 class Sweeper:
@@ -73,14 +81,15 @@ class Sweeper:
         catalogue: Catalogue,
         lifecycle: Lifecycle,
         operations: Operations,
+        pauses: Pauses,
     ) -> None:
         self._context = context
         self._catalogue = catalogue
         self._lifecycle = lifecycle
         self._operations = operations
-        self._retries: dict[Key, _Retry] = {}
-        #: The last token of what was suspended: retention must not make us store it again.
-        self._done_unix_s: dict[Key, float] = {}
+        self._pauses = pauses
+        self._admission = Admission(context, pauses)
+        self._ledger = Ledger(context)
 
     async def watch_all(self) -> int:
         """Watch every session of the store once, after a start; return how many."""
@@ -89,91 +98,98 @@ class Sweeper:
             self._context.watchlist.add(key, until_unix_s=0.0)
         return len(keys)
 
-    async def sweep(self) -> SweepReport:
+    async def sweep(self, window: SweepWindow | None = None) -> SweepReport:
         """Suspend what is idle now.
 
+        :param window: has come: what has been idle for as long as it says is due as well, and
+            stays due until it is suspended
         :raises RegistryUnavailableError: the registry does not answer.
         """
         now = self._context.now()
         views = await self._look(now)
-        due = [view for view in views if self._is_due(view, now)]
-        gate = asyncio.Semaphore(self._context.limits.sweep_concurrency)
-        ended = await asyncio.gather(*(self._suspend(view, gate) for view in due))
-        return SweepReport(
+        run = _Run(Hold.PAUSED if await self._pauses.current() else None)
+        if window and run.held is None:
+            for view in views:
+                self._ledger.owe(view, window.idle_s, now)
+        due = [view for view in views if self._ledger.is_due(view, now)]
+        windowed = sum(map(self._ledger.is_owed, due))
+        ends = Counter(await asyncio.gather(*(self._visit(view, run) for view in due)))
+        report = SweepReport(
             watched=len(views),
             due=len(due),
-            suspended=sum(done is True for done in ended),
-            failed=sum(done is False for done in ended),
+            suspended=ends[_End.SUSPENDED],
+            failed=ends[_End.FAILED],
+            windowed=windowed,
+            yielded=ends[Hold.YIELDED],
+            throttled=ends[Hold.THROTTLED],
+            paused=run.held is Hold.PAUSED,
+            window=window.name if window else "",
         )
+        self._context.observer.swept(report)
+        return report
 
     async def _look(self, now_unix_s: float) -> Sequence[View]:
         """Return the watched sessions that are in an engine, and forget the others."""
         keys = self._context.watchlist.keys()
-        sessions = await self._context.blocking(self._context.registry.sessions_for_sweep, keys)
-        seen = await self._catalogue.views(tuple(sessions))
+        seen = await self._views(keys)
         for view in seen:
             await self._catalogue.trail.note(view.session, view.presence)
         views = [view for view in seen if view.state in _IN_ENGINE]
         kept = {(view.session.tenant, view.session.session_id) for view in views}
         self._context.watchlist.drop((key for key in keys if key not in kept), now_unix_s)
-        watched = set(self._context.watchlist.keys())
-        self._retries = {
-            key: retry
-            for key, retry in self._retries.items()
-            if retry.known_unix_s > now_unix_s and key in watched
-        }
-        self._done_unix_s = {key: at for key, at in self._done_unix_s.items() if key in watched}
+        self._ledger.prune(set(self._context.watchlist.keys()), now_unix_s)
         return views
 
-    def _is_due(self, view: View, now_unix_s: float) -> bool:
-        session, key = view.session, _key_of(view)
-        retry = self._retries.get(key)
-        if not view.presence:
-            return False
-        same = retry is not None and retry.idle_since_unix_s == view.presence.idle_since_unix_s
-        if retry and same and retry.at_unix_s > now_unix_s:
-            return False
-        # Two idle sessions that do not fit a quota together would evict each other for ever.
-        if session.lost_reason and self._done_unix_s.get(key) == view.presence.idle_since_unix_s:
-            return False
-        return is_due(session, view.presence, self._context.limits.idle_timeout_s, now_unix_s)
+    async def _views(self, keys: Sequence[Key]) -> Sequence[View]:
+        """Return those of the sessions that sweeps may touch: not pinned, not deleted."""
+        sessions = await self._context.blocking(self._context.registry.sessions_for_sweep, keys)
+        return await self._catalogue.views(tuple(sessions))
 
-    async def _suspend(self, view: View, gate: asyncio.Semaphore) -> bool | None:
-        """Return whether it went well; ``None`` if somebody else is at the session."""
-        session = view.session
-        try:
-            async with gate:
-                operation = await self._lifecycle.suspend(session.tenant, session.session_id)
-                limits = self._context.limits
-                wait_s = limits.suspend_deadline_s * limits.suspend_rounds
-                operation = await self._operations.wait(operation, wait_s)
-        except _BUSY:
-            return None
-        except SessiondError as error:
-            _log.warning("the sweep could not suspend a session: %s", error.message)
-            return self._failed(view)
+    async def _visit(self, view: View, run: _Run) -> _End | Hold:
+        """Suspend the session when its turn comes, if it is still due then."""
+        async with self._admission.places:
+            if run.held:
+                return run.held
+            try:
+                held = await self._admission.hold()
+                run.held = held or run.held
+                return held or await self._suspend(view)
+            except _BUSY:
+                return _End.LEFT
+            except SuspendSkippedError:
+                self._ledger.postpone(view, math.inf)  # what was evicted will not come back
+                return _End.LEFT
+            except SessiondError as error:
+                _log.warning("the sweep could not suspend a session: %s", error.message)
+                self._ledger.postpone(view)
+                return _End.FAILED
+
+    async def _suspend(self, view: View) -> _End:
+        session, began_s = view.session, monotonic()
+        # It waited for its turn; somebody may have used, pinned or suspended it meanwhile.
+        fresh = await self._views([(session.tenant, session.session_id)])
+        if not fresh or not self._ledger.is_due(fresh[0], self._context.now()):
+            return _End.LEFT
+        operation = await self._lifecycle.suspend(session.tenant, session.session_id)
+        limits = self._context.limits
+        wait_s = limits.suspend_deadline_s * limits.suspend_rounds
+        operation = await self._operations.wait(operation, wait_s)
+        return self._ended(fresh[0], operation, began_s)
+
+    def _ended(self, view: View, operation: Operation, began_s: float) -> _End:
+        result = operation.result or {}
         if operation.status is not OperationStatus.SUCCEEDED:
-            return self._failed(view)
-        self._retries.pop(_key_of(view), None)
-        if operation.result and operation.result.get("missing_tokens"):
+            if result.get("code") == SuspendSkippedError.code:
+                raise SuspendSkippedError
+            is_gone = result.get("reason") == Reason.KV_EVICTED
+            self._ledger.postpone(view, math.inf if is_gone else 0.0)
+            return _End.FAILED
+        self._admission.wrote(_new_bytes(result), began_s)
+        self._ledger.done(view)
+        if result.get("missing_tokens"):
             # What was evicted will not come back; what had no room may have some later.
-            self._postpone(view, math.inf if _is_evicted(operation.result) else 0.0)
-        if view.presence:
-            self._done_unix_s[_key_of(view)] = view.presence.idle_since_unix_s
-        return True
-
-    def _failed(self, view: View) -> bool:
-        self._postpone(view)
-        return False
-
-    def _postpone(self, view: View, least_s: float = 0.0) -> None:
-        key, earlier = _key_of(view), self._retries.get(_key_of(view))
-        idle_since_unix_s = view.presence.idle_since_unix_s if view.presence else 0.0
-        wait_s = max(self._context.limits.sweep_retry_s, least_s)
-        if earlier and earlier.idle_since_unix_s == idle_since_unix_s:
-            # Each attempt leaves an operation and an event, and may measure the store.
-            wait_s = min(2 * earlier.wait_s, max(wait_s, _LONGEST_RETRY_S))
-        self._retries[key] = _Retry(self._context.now() + wait_s, wait_s, idle_since_unix_s)
+            self._ledger.postpone(view, math.inf if _is_evicted(result) else 0.0)
+        return _End.SUSPENDED
 
     def _all_keys(self) -> list[Key]:
         return [
@@ -181,6 +197,13 @@ class Sweeper:
             for record in self._context.store.list_sessions()
             if not record.is_tombstone
         ]
+
+
+def _new_bytes(result: Mapping[str, JsonValue]) -> int:
+    """Return how many bytes a suspend has written."""
+    snapshot = result.get("snapshot")
+    written = snapshot.get("new_bytes") if isinstance(snapshot, Mapping) else None
+    return written if isinstance(written, int) else 0
 
 
 def _is_evicted(result: Mapping[str, JsonValue]) -> bool:
@@ -192,7 +215,3 @@ def _is_evicted(result: Mapping[str, JsonValue]) -> bool:
         else []
     )
     return bool(reasons) and set(reasons) == {Reason.KV_EVICTED}
-
-
-def _key_of(view: View) -> Key:
-    return view.session.tenant, view.session.session_id

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from sessiond.domain.tickets import CLOCK_SLACK_S, PROMPT_PARAM, TICKET_PARAM
 from sessiond.service.continuation import Continuer
+from sessiond.service.engines import ANYWHERE, Where
 from sessiond.service.permits import Permit, Purpose
-from sessiond.service.resume import Prospect, Resumer
+from sessiond.service.resume import Prospect, Resumer, Survey
 
 if TYPE_CHECKING:
     from sessiond.domain.canonical import JsonValue
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
     from sessiond.domain.engines import EngineInfo
     from sessiond.domain.ids import SessionId, TenantId
     from sessiond.domain.reasons import Cause
-    from sessiond.service.catalogue import Catalogue, View
+    from sessiond.domain.session import Session
+    from sessiond.service.catalogue import Catalogue
     from sessiond.service.context import Context
     from sessiond.service.snapshots import Snapshots
 
@@ -34,6 +36,7 @@ class TurnPlan(StrEnum):
 class TurnTicket:
     """What an agent that calls vLLM directly needs for one turn."""
 
+    session: Session
     permit: Permit
     engine: EngineInfo
     model: str  #: that the turn names
@@ -61,19 +64,26 @@ class Turns:
         self._resumer = Resumer(context, snapshots)
 
     async def ticket(
-        self, tenant: TenantId, session_id: SessionId, chat: Chat | None = None, model: str = ""
+        self,
+        tenant: TenantId,
+        session_id: SessionId,
+        chat: Chat | None = None,
+        model: str = "",
+        where: Where = ANYWHERE,
     ) -> TurnTicket:
         """Return a permit for one turn.
 
         :param model: what the turn names as its model; empty: what the session is for
         :param chat: what the turn's prompt is rendered from, to continue with the session's own
             tokens where they have the same text
+        :param where: the engines that may be chosen
         :raises SessionNotFoundError: there is no such session.
         :raises UnavailableError: no engine can serve it.
         """
-        view = await self._catalogue.show(tenant, session_id)
-        await self._catalogue.trail.note(view.session, view.presence)
-        prospect = await self._resumer.look(view.session, model or view.session.model)
+        survey = await self._context.blocking(self._survey, tenant, session_id)
+        session = survey.session
+        self._catalogue.trail.note_soon(session, survey.sight.presence)
+        prospect = await self._resumer.judge(survey, model or session.model, where=where)
         manifest = prospect.manifest
         generation = manifest.generation if manifest else 0
         restorable_tokens = manifest.restorable_tokens if manifest else 0
@@ -89,17 +99,22 @@ class Turns:
         until_unix_s = permit.expires_unix_s + CLOCK_SLACK_S
         self._context.watchlist.add((tenant, session_id), until_unix_s)
         return TurnTicket(
+            session=session,
             permit=permit,
             engine=prospect.engine,
             model=prospect.model,
-            plan=plan_of(view, prospect),
-            causes=causes_of(view, prospect),
+            plan=plan_of(prospect),
+            causes=causes_of(prospect),
             generation=generation,
             continuation=await self._continued(prospect, chat) if chat else None,
         )
 
+    def _survey(self, tenant: TenantId, session_id: SessionId) -> Survey:
+        # One way to a thread and back: each of several would cost as much as what it does.
+        return self._resumer.survey(self._catalogue.get_now(tenant, session_id))
+
     async def _continued(self, prospect: Prospect, chat: Chat) -> Continuation:
-        located = await self._context.engines.locate(prospect.session)
+        located = prospect.sight.located
         here = located is not None and located.engine.engine_id == prospect.engine.engine_id
         main = located.head.main if located and here else None
         known = [
@@ -112,9 +127,9 @@ class Turns:
         return await self._continuer.find(prospect.engine, longest_first, chat)
 
 
-def plan_of(view: View, prospect: Prospect) -> TurnPlan:
+def plan_of(prospect: Prospect) -> TurnPlan:
     """Return what a turn on the prospect's engine is expected to do."""
-    presence = view.presence
+    presence = prospect.sight.presence
     here = presence is not None and presence.engine_id == prospect.engine.engine_id
     same = presence is not None and presence.adapter_digest in (None, prospect.adapter_digest)
     if here and same and not prospect.hindrances:
@@ -122,9 +137,9 @@ def plan_of(view: View, prospect: Prospect) -> TurnPlan:
     return TurnPlan.LOAD if prospect.target_tokens else TurnPlan.RECOMPUTE
 
 
-def causes_of(view: View, prospect: Prospect) -> tuple[Cause, ...]:
+def causes_of(prospect: Prospect) -> tuple[Cause, ...]:
     """Return why it does not use all of the session's context."""
     # A session that was never suspended lacks nothing while its KV is in the engine.
-    never = prospect.readable.manifest is None and view.session.snapshot is None
-    warm = plan_of(view, prospect) is TurnPlan.WARM
+    never = prospect.readable.manifest is None and prospect.session.snapshot is None
+    warm = plan_of(prospect) is TurnPlan.WARM
     return prospect.unkept if never and warm else prospect.causes

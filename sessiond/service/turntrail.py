@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sessiond.domain.errors import RegistryUnavailableError, SessionNotFoundError
@@ -30,12 +32,43 @@ class TurnTrail:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._noted_unix_s: dict[Key, float] = {}
+        self._writing: dict[Key, asyncio.Task[None]] = {}  #: of each session, the last begun
+
+    def note_soon(self, session: Session, told: Head | Presence | None) -> None:
+        """Do the same as :meth:`note`, and let nobody wait for the registry's disk."""
+        if told is None or not self._is_new(session, told.last_turn):
+            return
+        key = session.tenant, session.session_id
+        task = asyncio.create_task(self._after(self._writing.get(key), session, told))
+        self._writing[key] = task
+        task.add_done_callback(partial(self._written, key))
+
+    async def settle(self, key: Key | None = None) -> None:
+        """Wait until everything is written that a session, or any, has to note."""
+        tasks = [task for one, task in self._writing.items() if key in (None, one)]
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def note(self, session: Session, told: Head | Presence | None) -> None:
-        """Write the session's newest turn down, if that was not done."""
-        turn = told.last_turn if told else None
+        """Write the session's newest turn down, if that was not done, after any earlier one."""
         key = session.tenant, session.session_id
-        if not told or not turn or self._noted_unix_s.get(key) == turn.ended_unix_s:
+        if told is not None and self._is_new(session, told.last_turn):
+            await self._after(self._writing.get(key), session, told)
+
+    def _is_new(self, session: Session, turn: LastTurn | None) -> bool:
+        key = session.tenant, session.session_id
+        return turn is not None and self._noted_unix_s.get(key) != turn.ended_unix_s
+
+    def _written(self, key: Key, task: asyncio.Task[None]) -> None:
+        if self._writing.get(key) is task:
+            del self._writing[key]
+
+    async def _after(
+        self, earlier: asyncio.Task[None] | None, session: Session, told: Head | Presence
+    ) -> None:
+        if earlier is not None:  # the trail has turns in their order
+            await asyncio.wait((earlier,))
+        turn, key = told.last_turn, (session.tenant, session.session_id)
+        if turn is None or not self._is_new(session, turn):
             return
         try:
             added = await self._context.blocking(self._add, session, told.engine_id, turn)
@@ -60,6 +93,7 @@ def turn_json(engine_id: str, turn: LastTurn) -> dict[str, JsonValue]:
     split = turn.split
     return {
         "engine_id": engine_id,
+        "turn_id": turn.turn_id,
         "ended_unix_s": turn.ended_unix_s,
         "prompt_tokens": split.prompt_tokens if split else None,
         "vram_tokens": split.vram_tokens if split else None,

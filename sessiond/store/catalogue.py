@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sessiond.domain.errors import StoreCorruptError, StoreError
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from sessiond.domain.keys import KeyRing
     from sessiond.domain.snapshot import Manifest
     from sessiond.store.layout import Folder
+    from sessiond.store.parsed import ParsedFiles
     from sessiond.store.tree import Tree
 
 
@@ -116,15 +118,21 @@ def list_sessions(tree: Tree, keys: KeyRing) -> Iterator[SessionRecord]:
             yield found.record
 
 
-def read_manifest(tree: Tree, keys: KeyRing, folder: Folder, generation: int) -> Manifest:
+def read_manifest(
+    tree: Tree, keys: KeyRing, folder: Folder, generation: int, parsed: ParsedFiles | None = None
+) -> Manifest:
     """Return a manifest that is what its place says.
 
+    :param parsed: what was read before; without it, the disk is read
     :raises FileNotFoundError: there is none.
     :raises StoreError: it cannot be used.
     """
-    manifest = unpack_manifest(
-        tree.read(folder, layout.manifest_file(generation), MAX_SEALED_BYTES), keys
-    )
+    place, unpack = (folder, layout.manifest_file(generation)), partial(unpack_manifest, keys=keys)
+    if parsed is None:
+        manifest = unpack(tree.read(*place, MAX_SEALED_BYTES))
+    else:
+        with tree.folder(folder) as folder_fd:
+            manifest = parsed.read(tree.ops, place, folder_fd, MAX_SEALED_BYTES, unpack)
     names = keys.tenant_name(manifest.tenant), keys.session_name(manifest.tenant, manifest.session)
     if (layout.session_folder(*names), manifest.generation) != (folder, generation):
         raise StoreCorruptError("The manifest is that of another snapshot.")

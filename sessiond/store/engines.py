@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from sessiond.domain.engines import EngineInfo, ServedAdapter, SharedFile
@@ -13,16 +14,21 @@ from sessiond.domain.ids import EngineId
 from sessiond.store import layout, sealed
 from sessiond.store.fields import Fields
 from sessiond.store.fileio import Publish, is_linked, lock_exclusive, store_errors, try_lock
+from sessiond.store.tree import list_names
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Iterable
 
     from sessiond.domain.keys import KeyRing
+    from sessiond.store.fileio import FileOps
+    from sessiond.store.parsed import ParsedFiles
     from sessiond.store.tree import Tree
 
 #: A longer engine file is not looked at.
 MAX_ENGINE_FILE_BYTES = 1 << 20
 _KIND = "engine"
+#: Of all files of an engine.
+_SUFFIXES = (".json", ".lock", layout.DRAIN_SUFFIX)
 
 
 class EngineFile:
@@ -70,13 +76,19 @@ class EngineFile:
         self.close()
 
 
-def live_engines(tree: Tree, keys: KeyRing) -> list[EngineInfo]:
+def live_engines(tree: Tree, keys: KeyRing, parsed: ParsedFiles) -> list[EngineInfo]:
     """Return the engines whose lock is held; one whose file cannot be read is left out."""
-    return [
-        info
-        for engine_id in engine_ids(tree)
-        if engine_is_live(tree, engine_id) and (info := _read(tree, keys, engine_id))
-    ]
+    try:
+        with tree.folder(layout.ENGINES) as folder_fd:
+            names = list_names(folder_fd)
+            return [
+                replace(info, draining=True) if layout.drain_file(engine_id) in names else info
+                for engine_id in _ids_among(names)
+                if _lock_is_held(tree.ops, engine_id, folder_fd)
+                and (info := _read_parsed(tree.ops, keys, parsed, engine_id, folder_fd))
+            ]
+    except (FileNotFoundError, NotADirectoryError):
+        return []  # as in a store that was not made whole
 
 
 def dead_engines(tree: Tree, keys: KeyRing) -> list[EngineInfo]:
@@ -90,8 +102,11 @@ def dead_engines(tree: Tree, keys: KeyRing) -> list[EngineInfo]:
 
 def engine_ids(tree: Tree) -> list[EngineId]:
     """Return the ids of all engines that have left a file, live or dead."""
-    names = tree.names(layout.ENGINES)
-    stems = {name.rpartition(".")[0] for name in names if name.endswith((".json", ".lock"))}
+    return _ids_among(tree.names(layout.ENGINES))
+
+
+def _ids_among(names: Iterable[str]) -> list[EngineId]:
+    stems = {name.rpartition(".")[0] for name in names if name.endswith(_SUFFIXES)}
     return [EngineId(stem) for stem in sorted(stems) if layout.is_engine_id(stem)]
 
 
@@ -101,15 +116,22 @@ def engine_is_live(tree: Tree, engine_id: str) -> bool:
         return False
     try:
         with tree.folder(layout.ENGINES) as folder_fd:
-            name = layout.engine_lock_file(engine_id)
-            lock_fd = tree.ops.open(name, os.O_RDONLY | os.O_NONBLOCK, dir_fd=folder_fd)
+            return _lock_is_held(tree.ops, engine_id, folder_fd)
+    except OSError:
+        return False
+
+
+def _lock_is_held(ops: FileOps, engine_id: str, folder_fd: int) -> bool:
+    name = layout.engine_lock_file(engine_id)
+    try:
+        lock_fd = ops.open(name, os.O_RDONLY | os.O_NONBLOCK, dir_fd=folder_fd)
     except OSError:
         return False
     try:
         # Shared, so that two who ask at once do not take each other for the engine.
         return not try_lock(lock_fd, exclusive=False)
     finally:
-        tree.ops.close(lock_fd)
+        ops.close(lock_fd)
 
 
 def remove_dead_engines(tree: Tree, keep: Container[EngineId] = ()) -> list[str]:
@@ -139,6 +161,7 @@ def read_engine(tree: Tree, keys: KeyRing, engine_id: str) -> EngineInfo:
 def pack_engine(info: EngineInfo, keys: KeyRing) -> bytes:
     """Return the engine's file."""
     values = {**asdict(info), "fingerprint": dict(info.fingerprint.fields)}
+    del values["draining"]  # a mark of others
     return sealed.pack_json(_KIND, values, keys)
 
 
@@ -181,7 +204,19 @@ def unpack_engine(data: bytes, keys: KeyRing) -> EngineInfo:
             for adapter in fields.objects("adapters")
         ),
         keeps_replies=fields.flag("keeps_replies"),
+        launch=fields.later_text("launch"),
     )
+
+
+def _read_parsed(
+    ops: FileOps, keys: KeyRing, parsed: ParsedFiles, engine_id: EngineId, folder_fd: int
+) -> EngineInfo | None:
+    place = layout.ENGINES, layout.engine_file(engine_id)
+    unpack = partial(unpack_engine, keys=keys)
+    try:
+        return parsed.read(ops, place, folder_fd, MAX_ENGINE_FILE_BYTES, unpack)
+    except (StoreError, OSError):
+        return None  # as below
 
 
 def _read(tree: Tree, keys: KeyRing, engine_id: EngineId) -> EngineInfo | None:
@@ -229,4 +264,5 @@ def _remove_if_dead(tree: Tree, engine_id: EngineId) -> bool:
 def _remove_files(tree: Tree, engine_id: str) -> None:
     """Remove an engine's files; the lock is held, and goes last."""
     tree.unlink(layout.ENGINES, layout.engine_file(engine_id), sync=False)
+    tree.unlink(layout.ENGINES, layout.drain_file(engine_id), sync=False)
     tree.unlink(layout.ENGINES, layout.engine_lock_file(engine_id), sync=False)

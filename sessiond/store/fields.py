@@ -65,6 +65,10 @@ class Fields:
         """Return an object, or ``None`` for null."""
         return None if self._value(name) is None else self.mapping(name)
 
+    def later_mapping(self, name: str) -> Mapping[str, Any] | None:
+        """Return an object, or ``None`` for null; files of earlier versions lack it."""
+        return self.optional_mapping(name) if name in self._values else None
+
     def mappings(self, name: str) -> list[Mapping[str, Any]]:
         """Return a list of objects, as they are."""
         return [item if isinstance(item, dict) else self._refuse(name) for item in self._list(name)]

@@ -94,6 +94,7 @@ def _last_turn(values: Mapping[str, JsonValue]) -> LastTurn | None:
         tokens_restorable=fields.count("tokens_restorable"),
         diverged_at_token=None if diverged_at is None else fields.count("diverged_at_token"),
         causes=tuple(map(Cause.from_json, fields.mappings("causes"))),
+        turn_id=fields.later_text("turn_id"),
     )
 
 

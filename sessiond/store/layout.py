@@ -26,6 +26,7 @@ TOP_FOLDERS = (TMP, ENGINES, SESSIONS, SEGMENTS, QUARANTINE)
 
 SESSION_FILE = "session.json"
 HEAD_SUFFIX = ".head"
+DRAIN_SUFFIX = ".drain"
 MANIFEST_SUFFIX = ".manifest"
 SEGMENT_SUFFIX = ".seg"
 BAD_NOTES_SUFFIX = ".bad"
@@ -99,6 +100,11 @@ def engine_file(engine_id: str) -> str:
 def engine_lock_file(engine_id: str) -> str:
     """Return the name of the file that a live engine holds locked."""
     return f"{engine_id}.lock"
+
+
+def drain_file(engine_id: str) -> str:
+    """Return the name of the mark of an engine that is being drained."""
+    return f"{engine_id}{DRAIN_SUFFIX}"
 
 
 def is_engine_id(text: str) -> bool:

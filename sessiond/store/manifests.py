@@ -16,6 +16,7 @@ from sessiond.domain.tokens import TOKEN_BYTES, from_bytes, to_bytes
 from sessiond.store import sealed
 from sessiond.store.fields import Fields
 from sessiond.store.format import ALIGNMENT_BYTES, HEADER_BYTES, MAX_CHUNK_BYTES
+from sessiond.store.origins import FORKED_FROM, pack_origin, unpack_origin
 
 if TYPE_CHECKING:
     from sessiond.domain.canonical import JsonValue
@@ -43,6 +44,7 @@ def pack_manifest(manifest: Manifest, keys: KeyRing) -> bytes:
         "session": manifest.session,
         "generation": manifest.generation,
         "parent_generation": manifest.parent_generation,
+        FORKED_FROM: pack_origin(manifest.forked_from),
         "engine_id": manifest.engine_id,
         "adapter_digest": manifest.adapter_digest,
         "created_unix_s": manifest.created_unix_s,
@@ -97,6 +99,7 @@ def manifest_of(contents: sealed.Sealed) -> Manifest:
         tokens=from_bytes(_section(contents, _TOKENS, TOKEN_BYTES)),
         chunks=_unpack_records(_section(contents, _CHUNKS, RECORD_BYTES), segments),
         wrapped_keys=tuple(_wrapped_key(item) for item in fields.objects("wrapped_keys")),
+        forked_from=unpack_origin(fields),
     )
     fault = fault_of(manifest)
     if fault:

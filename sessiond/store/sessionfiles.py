@@ -10,6 +10,7 @@ import contextlib
 import os
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sessiond.domain.errors import (
@@ -25,6 +26,7 @@ from sessiond.store.catalogue import read_manifest
 from sessiond.store.fileio import Publish, lock_exclusive, lock_shared
 from sessiond.store.heads import pack_head, unpack_head
 from sessiond.store.manifests import pack_manifest
+from sessiond.store.parsed import ParsedFiles
 from sessiond.store.sealed import MAX_SEALED_BYTES
 from sessiond.store.sessions import (
     MAX_SESSION_FILE_BYTES,
@@ -33,6 +35,7 @@ from sessiond.store.sessions import (
     tombstone,
     unpack_session,
 )
+from sessiond.store.tree import list_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -57,8 +60,20 @@ class Removed:
 class SessionFiles:
     """Reads and writes one session's folder."""
 
-    def __init__(self, tree: Tree, keys: KeyRing, tenant: TenantId, session: SessionId) -> None:
+    def __init__(
+        self,
+        tree: Tree,
+        keys: KeyRing,
+        tenant: TenantId,
+        session: SessionId,
+        parsed: ParsedFiles | None = None,
+    ) -> None:
+        """Name the files.
+
+        :param parsed: of the store; without it, manifests and heads are read from the disk
+        """
         self._tree, self._keys = tree, keys
+        self._parsed = ParsedFiles(0) if parsed is None else parsed
         self._tenant, self._session = tenant, session
         self._folder: Folder = layout.session_folder(
             keys.tenant_name(tenant), keys.session_name(tenant, session)
@@ -92,7 +107,7 @@ class SessionFiles:
     def manifest(self, generation: int) -> Manifest:
         """Return one generation's manifest."""
         try:
-            return read_manifest(self._tree, self._keys, self._folder, generation)
+            return read_manifest(self._tree, self._keys, self._folder, generation, self._parsed)
         except FileNotFoundError as error:
             raise SnapshotNotFoundError(f"There is no generation {generation}.") from error
 
@@ -134,8 +149,13 @@ class SessionFiles:
     def heads(self) -> list[Head]:
         """Return the readable heads, one for each engine that left one."""
         folder = layout.heads_folder(self._folder)
-        names = [name for name in self._tree.names(folder) if name.endswith(layout.HEAD_SUFFIX)]
-        return [head for name in names if (head := self._head(folder, name))]
+        try:
+            with self._tree.folder(folder) as folder_fd:
+                names = (n for n in list_names(folder_fd) if n.endswith(layout.HEAD_SUFFIX))
+                found = (self._head(folder, name, folder_fd) for name in names)
+                return [head for head in found if head]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
 
     def delete(self) -> Removed:
         """Write the tombstone, then remove manifests and heads."""
@@ -207,9 +227,12 @@ class SessionFiles:
         heads = sum(self._tree.unlink(folder, name) for name in self._tree.names(folder))
         return Removed(len(generations), heads, frozenset(segments))
 
-    def _head(self, folder: Folder, name: str) -> Head | None:
+    def _head(self, folder: Folder, name: str, folder_fd: int) -> Head | None:
+        unpack = partial(unpack_head, keys=self._keys)
         try:
-            head = unpack_head(self._tree.read(folder, name, MAX_SEALED_BYTES), self._keys)
+            head = self._parsed.read(
+                self._tree.ops, (folder, name), folder_fd, MAX_SEALED_BYTES, unpack
+            )
         except (StoreError, OSError):
             return None  # a head is a hint
         found = (head.tenant, head.session, layout.head_file(head.engine_id))

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 from sessiond.domain.ids import SessionId, TenantId
 from sessiond.store import sealed
 from sessiond.store.fields import Fields
+from sessiond.store.origins import FORKED_FROM, pack_origin, unpack_origin
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sessiond.domain.canonical import JsonValue
     from sessiond.domain.keys import KeyRing
+    from sessiond.domain.snapshot import Origin
 
 #: A longer session file is not looked at.
 MAX_SESSION_FILE_BYTES = 256 << 10
@@ -34,6 +36,7 @@ class SessionRecord:
     pinned: bool = False
     policy: Mapping[str, JsonValue] = field(default_factory=dict)
     deleted_unix_s: float | None = None  #: set in a tombstone, which keeps nothing else
+    forked_from: Origin | None = None
 
     @property
     def is_tombstone(self) -> bool:
@@ -59,6 +62,7 @@ def pack_session(record: SessionRecord, keys: KeyRing) -> bytes:
         "pinned": record.pinned,
         "policy": dict(record.policy),
         "deleted_unix_s": record.deleted_unix_s,
+        FORKED_FROM: pack_origin(record.forked_from),
     }
     return sealed.pack_json(_KIND, values, keys)
 
@@ -82,4 +86,5 @@ def unpack_session(data: bytes, keys: KeyRing) -> SessionRecord:
         pinned=fields.flag("pinned"),
         policy=fields.mapping("policy"),
         deleted_unix_s=fields.optional_number("deleted_unix_s"),
+        forked_from=unpack_origin(fields),
     )

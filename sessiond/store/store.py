@@ -14,11 +14,13 @@ from sessiond.store.catalogue import (
     session_folders_between,
 )
 from sessiond.store.collector import CollectReport, collect
+from sessiond.store.drains import Drains
 from sessiond.store.engines import EngineFile
 from sessiond.store.fileio import REAL_OPS, FileOps, store_errors
 from sessiond.store.findings import VerifyOptions, VerifyReport
 from sessiond.store.notes import BadNote, add_note, read_notes
 from sessiond.store.opening import open_segment
+from sessiond.store.parsed import ParsedFiles
 from sessiond.store.root import open_root
 from sessiond.store.scrublog import ScrubLog, claim_scrub
 from sessiond.store.segments import SegmentReader
@@ -60,8 +62,10 @@ class Store:
     def __init__(self, tree: Tree, keys: KeyRing, floor_bytes: int | None = None) -> None:
         """Use :meth:`open`."""
         self._tree, self._floor_bytes = tree, floor_bytes
+        self._parsed = ParsedFiles()
         self.keys = keys
         self.upkeep = Upkeep(tree, keys)
+        self.drains = Drains(tree, keys)
 
     @classmethod
     def open(
@@ -238,7 +242,7 @@ class Store:
     def live_engines(self) -> list[EngineInfo]:
         """Return the engines whose lock is held."""
         with store_errors("Listing engines"):
-            return engines.live_engines(self._tree, self.keys)
+            return engines.live_engines(self._tree, self.keys, self._parsed)
 
     def dead_engines(self) -> list[EngineInfo]:
         """Return the engines that ended without removing their files."""
@@ -297,4 +301,4 @@ class Store:
         return claim_scrub(self._tree)
 
     def _session(self, tenant: TenantId, session: SessionId) -> SessionFiles:
-        return SessionFiles(self._tree, self.keys, tenant, session)
+        return SessionFiles(self._tree, self.keys, tenant, session, self._parsed)

@@ -191,13 +191,21 @@ def read_file(ops: FileOps, name: str, limit_bytes: int, *, dir_fd: int | None =
     """
     fd = open_regular(ops, name, os.O_RDONLY, dir_fd=dir_fd)
     try:
-        size_bytes = ops.size_bytes(fd)
-        if size_bytes > limit_bytes:
-            raise StoreCorruptError(f"{Path(name).name} is too long ({size_bytes} bytes).")
-        data = bytearray(size_bytes)
-        return bytes(data[: read_fully(ops, fd, memoryview(data), 0)])
+        return read_open_file(ops, fd, name, limit_bytes)
     finally:
         ops.close(fd)
+
+
+def read_open_file(ops: FileOps, fd: int, name: str, limit_bytes: int) -> bytes:
+    """Return all of an open file, of at most *limit_bytes*.
+
+    :raises StoreCorruptError: it is too long.
+    """
+    size_bytes = ops.size_bytes(fd)
+    if size_bytes > limit_bytes:
+        raise StoreCorruptError(f"{Path(name).name} is too long ({size_bytes} bytes).")
+    data = bytearray(size_bytes)
+    return bytes(data[: read_fully(ops, fd, memoryview(data), 0)])
 
 
 def require_private(info: os.stat_result, what: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +55,16 @@ class Agent:
     def show(self) -> dict[str, Any]:
         """Return what sessiond shows of the session."""
         return self._call("GET", f"/v1/sessions/{self.session_id}")
+
+    def show_when(self, found: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Return what sessiond shows as soon as that is *found*, or after 20 s.
+
+        What a turn left is written down by another process, after its answer.
+        """
+        deadline_s = time.monotonic() + 20
+        while not found(shown := self.show()) and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        return shown
 
     def events(self) -> list[dict[str, Any]]:
         """Return the session's audit trail, oldest first."""

@@ -22,6 +22,7 @@ from starlette.routing import Route
 from sessiond.connector.attest import RESET, RESET_AGAIN
 from sessiond.connector.fitness import unfit_cause
 from sessiond.connector.requests import ArrivingRequest
+from sessiond.connector.turns import turn_facts
 from sessiond.domain.divergence import closest, meet
 from sessiond.domain.engines import EngineInfo
 from sessiond.domain.errors import SnapshotNotFoundError, StoreError, TicketError
@@ -40,6 +41,7 @@ from sessiond.domain.tokens import (
 )
 from sessiond.testing import fake_tokenizer
 from sessiond.testing.fake_kv import FakeKv, KeepError, Wish, fake_fields
+from sessiond.testing.fake_openai import FakeOpenAi
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -71,11 +73,18 @@ class Faults:
     slow_tokenizer_s: float = 0.0  #: each call of the tokenizer takes this long
     drops_spaces: bool = False  #: texts of tokens lack spaces before commas
     stale_heads: int = 0  #: so many commits find that the head moved on
+    #: So many tokens of each context are left once a suspend has stored something.
+    left_after_store: int | None = None
+    lost_recomputes: set[str] = field(default_factory=set)  #: as answers, of suspends that compute
+    unrecomputable: Reason | None = None  #: suspends that compute are refused for this reason
+    slow_to_compute: bool = False  #: suspends that compute do not end in time
+    busy_resumes: int = 0  #: so many resumes find no room in the RAM tier
     unresettable: int = 0  #: so many resets of the caches fail
     slow_reset_s: float = 0.0  #: a reset takes this long
     no_reset: bool = False  #: vLLM runs without its development mode
     changed_files: bool = False  #: an attestation finds other files
     aborts: set[str] = field(default_factory=set)  #: vLLM aborts them, as a pause does
+    deaths: set[str] = field(default_factory=set)  #: the connection is lost, nothing is done
 
 
 @dataclass(frozen=True)
@@ -86,6 +95,7 @@ class Seen:
     prompt_tokens: int
     cache_salt: str
     model: str
+    session: str = ""  #: of its ticket
 
 
 @dataclass
@@ -127,10 +137,11 @@ class FakeEngine:
         self._resident: dict[str, list[TokenIds[int]]] = {}
         self._heads: dict[tuple[str, str], Head] = {}
         self._settled: dict[str, asyncio.Future[_Settled]] = {}
+        self.openai = FakeOpenAi(self)
         self._app = Starlette(
             routes=[
                 Route("/health", self._health),
-                Route("/v1/completions", self._completions, methods=["POST"]),
+                *self.openai.routes(),
                 Route("/tokenize", self._tokenize, methods=["POST"]),
                 Route("/detokenize", self._detokenize, methods=["POST"]),
                 Route("/reset_prefix_cache", self._reset, methods=["POST"]),
@@ -207,30 +218,39 @@ class FakeEngine:
             {"prompt": text.replace(" ,", ",") if self.faults.drops_spaces else text}
         )
 
-    async def _completions(self, request: Request) -> Response:
-        body = await request.json()
-        prompt, salt = token_ids(body["prompt"]), str(body.get("cache_salt") or "")
+    async def complete(
+        self, request: Request, body: Mapping[str, Any], prompt: TokenIds[int]
+    ) -> Response:
+        """Answer *request*, whose prompt has these tokens, as a completion."""
+        salt = str(body.get("cache_salt") or "")
         text = (body.get("kv_transfer_params") or {}).get(TICKET_PARAM)
         ticket = self._verified(text, salt)
         op = ticket.op.value if ticket else ""
         model = str(body.get("model") or self.info.model)
-        self.seen.append(Seen(op, len(prompt), salt, model))
+        session = ticket.session if ticket else ""
+        self.seen.append(Seen(op, len(prompt), salt, model, session))
         if not self.info.serves(model):
             return JSONResponse({"error": {"message": f"No model {model!r}."}}, 404)
         if op in self.faults.http_errors:
             error = {"error": {"message": f"No. See /var/log/engine/{op}.log."}}
             return JSONResponse(error, self.faults.http_errors[op])
+        computes = ticket is not None and bool(ticket.recomputes)
+        if computes and self.faults.slow_to_compute:
+            raise TimeoutError  # as if its sender had waited for long enough
         if op in self.faults.hangs:
             await self._hang(request, op)
         if op in self.faults.gates:
             await self.faults.gates[op].wait()
+        if op in self.faults.deaths:
+            raise httpx.ReadError("The connection was lost.")
         if op in self.faults.aborts:
             return JSONResponse(self._aborted())
         if ticket is None or self.faults.no_connector:
-            return JSONResponse(self._completion(prompt, salt, 1, None))
+            wanted = int(body.get("max_tokens", 16))
+            return JSONResponse(self._completion(prompt, salt, wanted, None))
         call = _Call(prompt, salt, int(body.get("max_tokens", 16)), ticket, model)
         response = await self._ticketed(request, call)
-        if op in self.faults.lost_answers:
+        if op in self.faults.lost_answers or (computes and op in self.faults.lost_recomputes):
             raise httpx.ReadError("The connection was lost.")
         return response
 
@@ -300,15 +320,20 @@ class FakeEngine:
             adapter_name=call.model if call.ticket.adapter_digest else "",
         )
         head = self._head(*key)
-        met = closest(meet(call.prompt, one.tokens) for one in head.branches)
+        manifest = self._manifest(call.ticket)
+        contexts = [one.tokens for one in head.branches] + ([manifest.tokens] if manifest else [])
+        met = closest(meet(call.prompt, tokens) for tokens in contexts)
         turn = LastTurn(
             ended_unix_s=self._now(),
             split=split,
             tokens_total=met.tokens_total if met else 0,
+            tokens_restorable=manifest.restorable_tokens if manifest else 0,
             diverged_at_token=met.diverged_at_token if met else None,
+            turn_id=call.ticket.operation_id,
         )
         self.write_head(end_turn(head, branch, self._now(), turn))
-        return self._answer(call, split=split, facts={"generation": call.ticket.generation})
+        facts = {"generation": call.ticket.generation, **turn_facts(turn)}
+        return self._answer(call, split=split, facts=facts)
 
     async def _suspend(self, call: _Call) -> _Settled | Response:
         asked = whole_chunk_tokens(len(call.prompt) - 1, self.info.chunk_tokens)
@@ -330,7 +355,9 @@ class FakeEngine:
         if self.faults.stale_heads or call.ticket.head_digest not in digests:
             self.faults.stale_heads = max(0, self.faults.stale_heads - 1)
             return _Settled(facts, (Cause(Reason.HEAD_STALE),))
-        if resident < asked:
+        if call.ticket.recomputes and self.faults.unrecomputable:
+            return _Settled(facts, (Cause(self.faults.unrecomputable),))
+        if resident < asked and not call.ticket.recomputes:
             return _Settled(facts, (Cause(Reason.KV_EVICTED),))
         return None
 
@@ -357,7 +384,12 @@ class FakeEngine:
             facts = {"committed": False, "available_tokens": resident}
             return _Settled(facts, (Cause(error.reason),))
         told = kept.facts(time.monotonic() - started_s)
-        return _Settled({"committed": True, "available_tokens": resident, **told})
+        if resident < asked:
+            self._resident.setdefault(call.salt, []).append(call.prompt[:-1])
+        told["recomputed_tokens"] = asked - resident
+        if self.faults.left_after_store is not None:
+            self.evict(self.faults.left_after_store)
+        return _Settled({"committed": True, "available_tokens": asked, **told})
 
     async def _attest(self, call: _Call) -> Response:
         causes = self._refused_attestation(call.ticket)
@@ -377,6 +409,9 @@ class FakeEngine:
     async def _resume(self, call: _Call) -> _Settled | Response:
         split, reason = self._look(call)
         asked = len(call.prompt) - 1
+        if self.faults.busy_resumes:
+            self.faults.busy_resumes -= 1
+            split, reason = TurnSplit(), Reason.RAM_TIER_BUSY
         causes = (Cause(reason),) if reason else ()
         if split.cached_tokens < asked:
             settled = _Settled({"loadable_tokens": split.cached_tokens}, causes)

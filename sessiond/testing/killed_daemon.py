@@ -37,6 +37,10 @@ async def _suspend(world: World) -> None:
     await world.suspend()
 
 
+async def _resume(world: World) -> None:
+    await world.resume()
+
+
 async def _delete(world: World) -> None:
     await world.delete()
 
@@ -52,6 +56,7 @@ async def _rebuild(world: World) -> None:
 
 ACTIONS: dict[str, Action] = {
     "suspend": _suspend,
+    "resume": _resume,
     "delete": _delete,
     "collect": _collect,
     "rebuild": _rebuild,

@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic_core import PydanticUndefined
 
 from sessiond.api import problems
+from sessiond.api.gateway_docs import HEADERS
 from sessiond.api.metrics import Metrics
 from sessiond.app.config import ENV_PREFIX, FILE_VARIABLE, Settings
 from sessiond.app.main import COMMANDS
@@ -26,7 +27,9 @@ from sessiond.connector.settings import SETTING_MEANINGS, ConnectorSettings
 from sessiond.domain import errors
 from sessiond.domain.architectures import KV_KINDS
 from sessiond.domain.errors import SessiondError
+from sessiond.domain.gateway import FIELD_RULES
 from sessiond.domain.reasons import EXPLANATIONS, Reason
+from sessiond.domain.session import OnEvicted
 from sessiond_cli.exits import MEANINGS, STATUS
 from sessiond_cli.main import app as sessionctl
 
@@ -48,7 +51,8 @@ Each is an environment variable of `sessiond serve`, and a key of the TOML file 
 """
 _ENGINE: Final = """\
 `sessiond engine` reads `SESSIOND_STORE_ROOT` and `SESSIOND_KEY_FILE`, which must be the same
-as the daemon's; its own options are in `sessiond engine --help`.
+as the daemon's, and for its end `SESSIOND_URL` (the daemon), `SESSIOND_TOKEN` (an operator's) and
+`SESSIOND_DRAIN_DEADLINE_S`; its own options are in `sessiond engine --help`.
 """
 _CONNECTOR: Final = """\
 `sessiond engine --connector-setting NAME=VALUE` gives them, or the object `sessiond` in vLLM's
@@ -73,6 +77,25 @@ _ROUTES: Final = """\
 The daemon describes them with all fields and examples at `/docs` and `/openapi.json`. All
 below `/v1` need `Authorization: Bearer TOKEN` if tokens are configured.
 """
+_GATEWAY: Final = """\
+Chat completions, completions, responses and models, as vLLM serves them. `X-Session-Id`, or the
+body's `session_id`, names the session; a new id, and that of a deleted one, begins a session. With
+`X-Sessiond-Continue: 1` a chat completion goes on with the session's exact tokens, where they have
+the text of its messages. Of the request's headers only `Content-Type`, `Accept`, `User-Agent`,
+`X-Request-Id`, `Endpoint-Load-Metrics-Format` and those of tracing reach the engine.
+
+A stream ends with a comment, `: sessiond {"plan", "outcome", "tokens_total", "tokens_restored",
+"tokens_disk", "reason", "session_id", "turn_id"}`, which clients pass over. What is not proven to
+be of this turn is `unknown`. The `kv_transfer_params` of an answer is null, as without a ticket;
+only the last event of a streamed response still has them. A stream without its end is a broken one.
+
+vLLM's errors pass as they are. Those of sessiond are OpenAI's `error` object with the type
+`sessiond_error`, and the fields of a problem document beside it; `x-should-retry` tells OpenAI's
+clients whether to repeat. A model that no engine ever served is the engine's own error; one that
+just went away is `no_engine`. `previous_response_id` is remembered by one engine, in memory, and
+only if vLLM runs with `VLLM_ENABLE_RESPONSES_API_STORE=1`: when that engine is gone, the error is
+`response_lost`.
+"""
 _DEFAULTS_IN_WORDS: Final = {"store_root": "`~/.local/share/sessiond/store`"}
 
 
@@ -88,6 +111,7 @@ def render() -> str:
         ("Reason codes", _REASONS, _reasons()),
         ("Kinds of KV groups", _KINDS, _kinds()),
         ("REST routes", _ROUTES, _routes()),
+        ("Gateway", _GATEWAY, _gateway()),
         ("Metrics", "", _metrics()),
     )
     parts = [_HEAD]
@@ -162,9 +186,15 @@ def _type_name(annotation: object) -> str:
     if origin is dict:
         return "object"
     kind = parts[0] if parts else annotation
-    return {"Path": "path", "str": "text", "int": "integer", "float": "number"}[
-        getattr(kind, "__name__", "")
-    ]
+    names = {
+        "Path": "path",
+        "str": "text",
+        "int": "integer",
+        "float": "number",
+        "bool": "true or false",
+        "OnEvicted": ", ".join(OnEvicted),
+    }
+    return names[getattr(kind, "__name__", "")]
 
 
 def _default(name: str, field: FieldInfo) -> str:
@@ -181,6 +211,16 @@ def _daemon_commands() -> str:
         for name, (_, purpose, extra) in COMMANDS.items()
     ]
     return _table(("command", "what it does", "needs"), rows)
+
+
+def _gateway() -> str:
+    headers = [(f"`{name}`", meaning) for name, meaning in HEADERS.items()]
+    rules = [(f"`{name}`", rule) for name, rule in FIELD_RULES.items()]
+    tables = (
+        _table(("header of an answer", "meaning"), headers),
+        _table(("field of a body", "what becomes of it; all others pass as they are"), rules),
+    )
+    return "\n".join(tables)
 
 
 def _commands() -> str:

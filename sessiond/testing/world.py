@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from sessiond.api.app import Policy, create_app
+from sessiond.api.gateway import GatewayPolicy
 from sessiond.api.metrics import Metrics
 from sessiond.domain.ids import DEFAULT_TENANT, SessionId, TenantId
 from sessiond.domain.keys import KeyRing
 from sessiond.domain.session import OperationStatus
 from sessiond.domain.tokens import TokenIds, token_ids
 from sessiond.engine.client import EngineClient
+from sessiond.engine.streams import EngineStreams
 from sessiond.registry import Registry, upgrade
 from sessiond.service.blocking import Blocking
 from sessiond.service.context import Context
@@ -30,6 +32,7 @@ from sessiond.service.watch import Watchlist
 from sessiond.store.fileio import REAL_OPS, FileOps
 from sessiond.store.store import Store
 from sessiond.testing.fake_engine import FakeEngine
+from sessiond.testing.listening import bound, listening
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -46,8 +49,12 @@ QUICK = Limits(
     turn_settle_s=0.2,
     commit_settle_s=0.3,
     poll_s=0.01,
-    lease_s=3.0,
+    event_poll_s=0.01,
+    sweep_patience_s=0.05,
+    lease_s=30.0,
 )
+#: For tests that hold a call: it is not given up meanwhile, however slow the machine.
+PATIENT = replace(QUICK, suspend_deadline_s=60.0, resume_deadline_s=60.0, lease_s=60.0)
 #: The session that most tests have.
 AGENT = SessionId("agent-7")
 _KEY = bytes(range(32))
@@ -62,7 +69,8 @@ class _Switch(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Pass the request on; an unknown host refuses the connection."""
-        transport = self.engines.get(request.url.host)
+        url = request.url
+        transport = self.engines.get(url.host) or self.engines.get(f"{url.host}:{url.port}")
         if transport is None:
             raise httpx.ConnectError("Connection refused.", request=request)
         return await transport.handle_async_request(request)
@@ -88,6 +96,16 @@ class World:
         self.started.append(engine)
         self.switch.engines[host] = httpx.ASGITransport(engine)
         return engine
+
+    @asynccontextmanager
+    async def listening_engine(self, **options: Any) -> AsyncIterator[FakeEngine]:  # noqa: ANN401 - see FakeEngine
+        """Start a fake engine behind a real socket, for whoever streams from it."""
+        at, url = bound()
+        engine = FakeEngine(self.store, url, now=self.services.context.now, **options)
+        self.started.append(engine)
+        self.switch.engines[url.removeprefix("http://")] = httpx.ASGITransport(engine)
+        async with listening(engine, at) as engine.openai.cut:
+            yield engine
 
     def start_stranger(self, host: str) -> None:
         """Start a server that answers HTTP and is no engine of ours."""
@@ -156,9 +174,12 @@ class World:
         """Wait for an operation's end."""
         return await self.services.operations.wait(operation, _OPERATION_WAIT_S)
 
-    def app(self, tokens: Mapping[str, TenantId] | None = None) -> FastAPI:
+    def app(
+        self, tokens: Mapping[str, TenantId] | None = None, gateway: GatewayPolicy | None = None
+    ) -> FastAPI:
         """Return the HTTP application over the same service."""
-        return create_app(self.services, Policy(tokens or {}, 30.0), self.metrics)
+        policy = Policy(tokens or {}, 30.0, gateway=gateway or GatewayPolicy())
+        return create_app(self.services, policy, self.metrics)
 
 
 @asynccontextmanager
@@ -179,12 +200,12 @@ async def open_world(
     switch, metrics, offset_s = _Switch(), Metrics(), [0.0]
     try:
         async with httpx.AsyncClient(transport=switch, timeout=30.0) as http:
-            client, blocking = EngineClient(http), Blocking(4)
+            client, blocking, streams = EngineClient(http), Blocking(4), EngineStreams()
             context = Context(
                 store=store,
                 registry=registry,
                 client=client,
-                engines=Engines(store, client, blocking, engine_urls),
+                engines=Engines(store, client, blocking, engine_urls, streams.running),
                 blocking=blocking,
                 signer=Signer(store.keys, limits.operation_ticket_s, limits.turn_ticket_s),
                 limits=limits,
@@ -192,11 +213,15 @@ async def open_world(
                 watchlist=Watchlist(),
                 owner="test",
                 now=lambda: time.time() + offset_s[0],
+                streams=streams,
             )
             world = World(store, registry, build(context), metrics, http, switch, offset_s)
             yield world
+            await world.services.drainer.stop()
             await world.services.operations.drain(5.0)
+            await world.services.catalogue.trail.settle()
             await world.services.verifier.stop()
+            await streams.close()
             for engine in world.started:
                 engine.close()
     finally:

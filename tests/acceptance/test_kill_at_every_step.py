@@ -223,6 +223,15 @@ def test_a_daemon_killed_at_any_step_of_a_suspend(served: Field) -> None:
     served.for_each_step(count_steps(served, "suspend"), trial)
 
 
+def test_a_daemon_killed_at_any_step_of_a_resume(served: Field) -> None:
+    def trial(folder: Path, step: int) -> None:
+        told = killed_and_recovered(served, folder, "resume", step)
+        assert told["generations"] == [1]
+        require_usable(told)
+
+    served.for_each_step(count_steps(served, "resume"), trial)
+
+
 def test_a_daemon_killed_at_any_step_of_a_delete(served: Field) -> None:
     def trial(folder: Path, step: int) -> None:
         told = killed_and_recovered(served, folder, "delete", step)

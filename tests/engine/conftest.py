@@ -40,6 +40,9 @@ ENGINE_OPTIONS = (
     "--ram-tier-bytes",
     str(RAM_CHUNKS * CHUNK_BYTES),
     "--trust-request-chat-template",  # the model's own one renders no tools
+    "--enable-auto-tool-choice",  # agent frameworks leave the choice to the model
+    "--tool-call-parser",
+    "hermes",
     "--connector-setting",
     "hold_deadline_s=12",
     "--connector-setting",
@@ -55,15 +58,21 @@ def model() -> Path:
     return build_model(MODELS)
 
 
+def start_engine(stack: Stack, model: Path) -> None:
+    """Start the engine of the ring; its injected faults are in a file of the stack's folder."""
+    injected = json.dumps([f"@{stack.folder / 'faults'}"])
+    options = (*ENGINE_OPTIONS, "--connector-setting", f"raise_in={injected}")
+    stack.start_engine(model, options, ENGINE_ENV)
+
+
 @pytest.fixture(scope="session")
 def stack(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("stack")
     faults = folder / "faults"
     faults.touch()
-    injected = ("--connector-setting", f"raise_in={json.dumps([f'@{faults}'])}")
     with Stack(folder) as running:
         running.start_daemon()
-        running.start_engine(model, (*ENGINE_OPTIONS, *injected), ENGINE_ENV)
+        start_engine(running, model)
         yield running
         faults.write_text(" ".join(ENDING))
         end_engine_core(running)
@@ -109,6 +118,18 @@ def evict(stack: Stack, stranger: Agent) -> Callable[[], None]:
         stack.clear_vram()
         assert stranger.resume()["tokens_restored"] == RAM_CHUNKS * CHUNK_TOKENS
         stack.clear_vram()
+
+    return run
+
+
+@pytest.fixture
+def kill_engine(stack: Stack, model: Path) -> Callable[[], None]:
+    """Kill the engine and start it anew; all that it had in VRAM and RAM is gone."""
+
+    def run() -> None:
+        assert unexpected_failures(stack.engine.log_text()) == 0
+        stack.engine.kill()
+        start_engine(stack, model)
 
     return run
 

@@ -48,5 +48,5 @@ def _row(engine: dict[str, Any], now_unix_s: float) -> list[str]:
         age(engine["started_unix_s"], now_unix_s),
         ", ".join(kind["kind"] for kind in engine["kv_kinds"])
         + ("" if engine["keeps_replies"] else " (prompts only)"),
-        f"off: {off}{word}" if off else "on",
+        (f"off: {off}{word}" if off else "on") + (", draining" if engine["draining"] else ""),
     ]

@@ -44,12 +44,17 @@ def show_session(
 
 def _print(screen: Console, session: Answer) -> None:
     now_unix_s = time.time()
-    screen.print(facts(_facts(session, now_unix_s)))
+    print_session(screen, session)
     if session["snapshots"]:
         rows = [_row(snapshot, now_unix_s) for snapshot in session["snapshots"]]
         screen.print(table(_TITLES, rows))
     else:
         screen.print("No snapshots.")
+
+
+def print_session(screen: Console, session: Answer) -> None:
+    """Print what a session's object tells, without its snapshots."""
+    screen.print(facts(_facts(session, time.time())))
 
 
 def _facts(session: Answer, now_unix_s: float) -> list[tuple[str, Any]]:
@@ -64,8 +69,12 @@ def _facts(session: Answer, now_unix_s: float) -> list[tuple[str, Any]]:
         ("idle timeout", "the daemon's" if timeout_s is None else duration(timeout_s)),
         ("TTL", _ttl(session["ttl_s"])),
         ("pinned", "yes" if session["pinned"] else "no"),
+        ("on evicted", session["on_evicted"] or "the daemon's"),
         ("in engine", _presence(session["presence"], now_unix_s)),
     ]
+    if session["forked_from"]:
+        origin = session["forked_from"]
+        rows.append(("forked from", f"{origin['session_id']}, generation {origin['generation']}"))
     if session["last_turn"]:
         rows += _last_turn(session["last_turn"])
     if session["unkept"]:

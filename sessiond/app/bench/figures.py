@@ -89,6 +89,40 @@ def ratios(
 
 
 @dataclass(frozen=True)
+class Added:
+    """How much longer one way took than another, over pairs that were taken together."""
+
+    count: int
+    median_ms: float
+    p90_ms: float
+    #: Half of the differences lie between these two.
+    low_ms: float
+    high_ms: float
+    #: Of ten parts of the run: how far the median itself can be trusted.
+    medians_ms: tuple[float, ...]
+
+
+def added(before_s: Sequence[float], after_s: Sequence[float]) -> Added:
+    """Return how much longer *after_s* is, pair by pair.
+
+    :raises ValueError: the two have not the same number of samples, or none.
+    """
+    if len(before_s) != len(after_s) or not before_s:
+        raise ValueError("Differences need pairs of samples.")
+    found = [(after - before) * 1e3 for before, after in zip(before_s, after_s, strict=True)]
+    size = -(-len(found) // 10)
+    parts = [found[start : start + size] for start in range(0, len(found), size)]
+    return Added(
+        len(found),
+        statistics.median(found),
+        percentile(found, 90),
+        percentile(found, 25),
+        percentile(found, 75),
+        tuple(map(statistics.median, parts)),
+    )
+
+
+@dataclass(frozen=True)
 class Gaps:
     """The times between the tokens of other requests, in one kind of block."""
 

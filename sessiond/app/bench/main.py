@@ -14,6 +14,8 @@ from typing import Any
 from rich.console import Console
 
 from sessiond.app.bench import report
+from sessiond.app.bench.gateway import measure_gateway
+from sessiond.app.bench.given import GatewayOptions, gateway_options
 from sessiond.app.bench.interference import InterferenceOptions, measure_interference
 from sessiond.app.bench.kv import real_kv
 from sessiond.app.bench.store import CODECS, DEFAULT_CODECS, StoreOptions, measure
@@ -96,6 +98,24 @@ def _interference(options: argparse.Namespace, say: Say) -> dict[str, Any]:
     )
 
 
+def _gateway(options: argparse.Namespace, say: Say) -> dict[str, Any]:
+    return measure_gateway(
+        GatewayOptions(
+            folder=options.folder,
+            models=options.models,
+            url=options.url,
+            token=options.token,
+            engine_api_key=options.engine_api_key,
+            rounds=options.rounds,
+            turns=options.turns,
+            context_tokens=options.context_tokens,
+            streams=options.streams,
+            stream_tokens=options.stream_tokens,
+        ),
+        say,
+    )
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sessiond bench", description="Measure on this machine.", epilog=_EPILOG
@@ -112,6 +132,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     other.set_defaults(show=report.show_interference)
     _interference_options(other)
+    third = _benchmark(commands, "gateway", "what a turn costs through the gateway", _gateway)
+    third.set_defaults(show=report.show_gateway)
+    gateway_options(third)
     return parser
 
 

@@ -37,6 +37,28 @@ def show_interference(report: Mapping[str, Any], console: Console) -> None:
     show_ratios(report, console)
 
 
+def show_gateway(report: Mapping[str, Any], console: Console) -> None:
+    """Print a report of ``sessiond bench gateway``."""
+    table = Table(title=f"milliseconds that {report['turns']} turns took longer")
+    for name in ("", "directly", "median more", "half of them", "p90", "of it the engine's"):
+        table.add_column(name, justify="right" if name else "left")
+    for kind, one in report["added_ms"].items():
+        table.add_row(
+            kind.replace("_", " "),
+            f"{report['took_ms_median'][kind]['direct']:.1f}",
+            f"{one['median_ms']:.2f}",
+            f"{one['low_ms']:.2f} to {one['high_ms']:.2f}",
+            f"{one['p90_ms']:.2f}",
+            f"{report['added_ms_by_engine'][kind]['median_ms']:.2f}",
+        )
+    console.print(table)
+    least, most = report["throughput_ratio_least"], report["throughput_ratio_most"]
+    console.print(
+        f"{report['streams']} streams at once: {report['throughput_ratio']:.3f} of the tokens per "
+        f"second of direct calls ({least:.3f} to {most:.3f})"
+    )
+
+
 def show_ratios(report: Mapping[str, Any], console: Console) -> None:
     """Print the ratios of a report."""
     table = Table(show_header=False)

@@ -1,14 +1,31 @@
-"""Heads as messages describe them."""
+"""Heads as messages between the connector and its mover: both directions, so that they agree."""
 
 from __future__ import annotations
 
 from array import array
+from dataclasses import asdict
 from typing import Any
 
 from sessiond.connector.mover import protocol
 from sessiond.domain.heads import Branch, Head, LastTurn, TurnSplit
 from sessiond.domain.reasons import Cause
-from sessiond.domain.tokens import TOKEN_BYTES, from_bytes
+from sessiond.domain.tokens import TOKEN_BYTES, from_bytes, to_bytes
+
+
+def message_of(head: Head, head_id: int) -> protocol.WriteHead:
+    """Return the message that asks for a head's file; *head_id* names it in its answer."""
+    return protocol.WriteHead(
+        head_id=head_id,
+        tenant=head.tenant,
+        session=head.session,
+        sequence=head.sequence,
+        turns_in_flight=head.turns_in_flight,
+        updated_unix_s=head.updated_unix_s,
+        branches=[_described(branch) for branch in head.branches],
+        last_turn=head.last_turn.as_json() if head.last_turn else None,
+        unkept=head.unkept,
+        payload=b"".join(to_bytes(branch.tokens) for branch in head.branches),
+    )
 
 
 def head_of(message: protocol.WriteHead, engine_id: str) -> Head:
@@ -31,10 +48,21 @@ def _last_turn(described: dict[str, Any]) -> LastTurn:
     return LastTurn(
         **{
             **described,
-            "split": TurnSplit(**split),
+            "split": TurnSplit(**split) if split else None,
             "causes": tuple(map(Cause.from_json, causes)),
         }
     )
+
+
+def _described(branch: Branch) -> dict[str, Any]:
+    return {
+        "tokens": len(branch.tokens),
+        "adapter_digest": branch.adapter_digest,
+        "adapter_name": branch.adapter_name,
+        "cache_salt_hash": branch.cache_salt_hash,
+        "updated_unix_s": branch.updated_unix_s,
+        "split": asdict(branch.split),
+    }
 
 
 def _branches(described: list[dict[str, Any]], payload: memoryview) -> tuple[Branch, ...]:

@@ -97,7 +97,7 @@ def _sealed_seeds() -> list[bytes]:
     manifest = manifests.pack_manifest(manifest_of_plan(plan, chunks), KEYS)
     split = TurnSplit(16, 8, 4, 4)
     branch = Branch(plan.tokens, "", "salt", 1.5, split)
-    turn = LastTurn(2.0, split, 9, 8, 7, (Cause(Reason.DIVERGED, "at token 7"),))
+    turn = LastTurn(2.0, split, 9, 8, 7, (Cause(Reason.DIVERGED, "at token 7"),), "op-1")
     whole = Head(TENANT, SESSION, "e" * 32, 3, 0, 2.5, (branch,), turn, "not_text")
     head = heads.pack_head(whole, KEYS)
     seeds = [bytes([mode]) + data for mode in (0, 1) for data in (manifest, head)]

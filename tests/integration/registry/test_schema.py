@@ -244,6 +244,28 @@ def test_sqlite_is_set_up_for_several_processes(sqlite_url: str) -> None:
     }
 
 
+def test_another_process_that_comes_and_goes_takes_no_log_away(sqlite_url: str) -> None:
+    program = (
+        "import sys; from contextlib import closing; from sessiond.registry import Registry\n"
+        "with closing(Registry.open(sys.argv[1])) as other:\n"
+        "    other.set_switch(sys.argv[2], {}, 1.0)"
+    )
+
+    def elsewhere(name: str) -> None:
+        subprocess.run([sys.executable, "-c", program, sqlite_url, name], check=True)
+
+    engine = open_engine(sqlite_url)
+    with closing(Registry.open(sqlite_url)) as registry:
+        for name in ("one", "two"):
+            with engine.connect(), engine.connect():  # connections of this process come and go
+                elsewhere(name)
+            assert registry.read_switch(name) == {}
+            registry.set_switch(f"{name} here", {}, NOW_UNIX_S)
+    engine.dispose()
+    with closing(Registry.open(sqlite_url)) as registry:
+        assert registry.read_switch("one here") == registry.read_switch("two here") == {}
+
+
 def test_postgresql_has_time_limits(postgres_url: str) -> None:
     engine = open_engine(postgres_url)
     with engine.connect() as connection:
@@ -265,7 +287,8 @@ def test_a_migration_waits_its_turn_and_gives_up_on_locks(
         with pytest.raises(RegistryUnavailableError, match="lock timeout"):
             downgrade(postgres_url, "base")
     engine.dispose()
-    check_schema(postgres_url)  # nothing half is left
+    upgrade(postgres_url)  # each step was done as a whole or not at all
+    check_schema(postgres_url)
 
 
 def test_a_locked_sqlite_file_is_unavailable(

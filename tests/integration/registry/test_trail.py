@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlalchemy import text
 from sqlalchemy.exc import StatementError
 
-from sessiond.domain.errors import ConflictError, InvalidInputError
-from sessiond.domain.ids import DEFAULT_TENANT, OperationId, TenantId
+from sessiond.domain.errors import ConflictError, InvalidInputError, SessionNotFoundError
+from sessiond.domain.ids import DEFAULT_TENANT, OperationId, SessionId, TenantId
 from sessiond.domain.session import Event
+from sessiond.registry import Registry, trail
 from sessiond.testing.values import NOW_UNIX_S, a_session
 
 if TYPE_CHECKING:
     from sessiond.domain.canonical import JsonValue
-    from sessiond.registry import Registry
 
 TEXT = st.text(st.characters(), max_size=20)  # with NUL and lone surrogates
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
@@ -105,6 +106,77 @@ def test_a_reader_who_follows_misses_no_event(registry: Registry) -> None:
         list(threads.map(write, range(3)))
         written.set()
         assert len(reader.result()) == 120
+
+
+def test_events_of_a_tenant_come_in_the_order_of_their_numbers(registry: Registry) -> None:
+    """One that follows all sessions misses none, whoever commits first."""
+    sessions = [a_session(f"s{number}") for number in range(3)]
+    for session in sessions:
+        registry.create_session(session)
+    written = threading.Event()
+
+    def write(session_id: SessionId) -> None:
+        for _ in range(40):
+            registry.add_event(DEFAULT_TENANT, session_id, "turn", NOW_UNIX_S, {})
+
+    def follow() -> list[int]:
+        seen = [0]
+        while True:
+            last_round = written.is_set()
+            events = registry.tenant_events(DEFAULT_TENANT, after=seen[-1], limit=7)
+            seen += [event.event_id for event in events]
+            if last_round and not events:
+                return seen[1:]
+
+    with ThreadPoolExecutor(4) as threads:
+        reader = threads.submit(follow)
+        list(threads.map(write, [session.session_id for session in sessions]))
+        written.set()
+        assert len(reader.result()) == 120
+    assert registry.newest_event_id(DEFAULT_TENANT) == reader.result()[-1]
+    assert registry.newest_event_id(TenantId("other")) == 0
+
+
+def test_a_later_number_waits_for_an_earlier_one(postgres_url: str) -> None:
+    registry = Registry.open(postgres_url)
+    for tenant in (DEFAULT_TENANT, TenantId("other")):
+        for name in "st":
+            registry.create_session(a_session(name, tenant=tenant))
+    s, t = SessionId("s"), SessionId("t")
+    with ThreadPoolExecutor(1) as threads:
+        with registry._writing() as db:
+            early = Event(0, DEFAULT_TENANT, s, "early", NOW_UNIX_S, {})
+            trail.add_event(db.connection(), early)
+            # Another tenant's does not wait.
+            registry.add_event(TenantId("other"), t, "x", NOW_UNIX_S, {})
+            late = threads.submit(registry.add_event, DEFAULT_TENANT, t, "late", NOW_UNIX_S, {})
+            while not waiting_locks(registry):
+                assert not late.done()
+            assert registry.tenant_events(DEFAULT_TENANT) == []
+        late.result(20)
+    found = registry.tenant_events(DEFAULT_TENANT)
+    registry.close()
+    assert [event.kind for event in found] == ["early", "late"]
+
+
+def test_what_may_be_lost_in_a_power_cut_leaves_everything_else_durable(sqlite_url: str) -> None:
+    registry = Registry.open(sqlite_url)
+    registry.create_session(a_session("s"))
+    event = Event(0, DEFAULT_TENANT, SessionId("s"), "turn", NOW_UNIX_S, {})
+    assert registry.add_event_once(event)
+    assert not registry.add_event_once(event)
+    with pytest.raises(SessionNotFoundError):
+        registry.add_event_once(Event(0, DEFAULT_TENANT, SessionId("t"), "turn", NOW_UNIX_S, {}))
+    with registry._reading() as db:
+        (synchronous,) = db.execute(text("PRAGMA synchronous")).one()
+    registry.close()
+    assert synchronous == 2  # FULL
+
+
+def waiting_locks(registry: Registry) -> int:
+    with registry._reading() as db:
+        query = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+        return int(db.scalar(text(query)) or 0)
 
 
 @settings(

@@ -32,7 +32,7 @@ KINDS = list(tree())
 def test_every_error_has_a_status(kind: type[SessiondError]) -> None:
     status = STATUS[kind.code]
     assert status >= HTTPStatus.BAD_REQUEST
-    assert kind.retryable <= (status in {409, 502, 503, 504, 507})
+    assert kind.retryable <= (status in {409, 429, 502, 503, 504, 507})
 
 
 def test_the_table_knows_nothing_else() -> None:

@@ -7,7 +7,9 @@ from pydantic import ValidationError
 
 import sessiond
 from sessiond.app.config import ENV_PREFIX, Settings, load_settings
+from sessiond.domain.cron import parse_cron
 from sessiond.domain.errors import ConfigurationError
+from sessiond.domain.windows import SweepWindow
 
 TOKENS = '{"0123456789abcdef": "alpha"}'
 
@@ -72,6 +74,54 @@ def test_tables_and_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert settings.operator_tenants == ("alpha", "ops")
     assert settings.engines == ("http://c", "http://d")
     assert settings.tokens == {"0123456789abcdef": "alpha"}
+
+
+def test_sweep_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_settings().limits.sweep_windows == ()
+    toml = (
+        'sweep_windows = [{ cron = "0 19 * * *", timezone = "Europe/Berlin", idle_s = 300, '
+        'name = "evening" }]\nsweep_bytes_per_s = 1000\nsweep_yield_s = 5'
+    )
+    write(tmp_path, toml, monkeypatch)
+    limits = load_settings().limits
+    assert (limits.sweep_bytes_per_s, limits.sweep_yield_s) == (1000, 5)
+    evening = SweepWindow("evening", parse_cron("0 19 * * *"), "Europe/Berlin", 300)
+    assert limits.sweep_windows == (evening,)
+    write(tmp_path, '[[sweep_windows]]\ncron = "0 19 * * 1"\nidle_s = 0', monkeypatch)
+    (monday,) = load_settings().limits.sweep_windows
+    assert (monday.name, monday.timezone, monday.cron.weekdays) == ("0 19 * * 1", "UTC", (1,))
+    in_json = '[{"cron": "*/5 * * * *", "idle_s": 1.5}, {"cron": "0 0 1 * *", "idle_s": 2}]'
+    monkeypatch.setenv("SESSIOND_SWEEP_WINDOWS", in_json)
+    assert [window.idle_s for window in load_settings().limits.sweep_windows] == [1.5, 2]
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ('[{"cron": "0 25 * * *", "idle_s": 1}]', "WINDOWS.0: .*hour '25' is not between 0 and 23"),
+        ('[{"cron": "0 0 31 2 *", "idle_s": 1}]', "never comes"),
+        ('[{"cron": "daily", "idle_s": 1}]', "five fields"),
+        ('[{"cron": "0 0 * * *"}]', "WINDOWS.0.idle_s: Field required"),
+        ('[{"cron": "0 0 * * *", "idle_s": -1}]', "WINDOWS.0.idle_s"),
+        ('[{"cron": "0 0 * * *", "idle_s": 1, "tz": "UTC"}]', "WINDOWS.0.tz"),
+        ('[{"cron": "0 0 * * *", "idle_s": 1, "timezone": "Mars/Base"}]', "time zone 'Mars/Base'"),
+        ('[{"cron": "0 0 * * *", "idle_s": 1, "timezone": "../UTC"}]', "time zone"),
+        ('[{"cron": "0 0 * * *", "idle_s": 1, "timezone": ""}]', "time zone"),
+        ('[{"cron": "0 0 * * *", "idle_s": 1, "name": "a\\nb"}]', "printable"),
+        (
+            '[{"cron": "0 0 * * *", "idle_s": 1}, {"cron": "0  0 * * *", "idle_s": 2}]',
+            "two windows are named '0 0",
+        ),
+        ('{"cron": "0 0 * * *", "idle_s": 1}', "WINDOWS: "),
+        ("0 19 * * *", "sweep_windows"),
+    ],
+)
+def test_a_window_that_cannot_be_is_refused_with_its_reason(
+    value: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SESSIOND_SWEEP_WINDOWS", value)
+    with pytest.raises(ConfigurationError, match=why):
+        load_settings()
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org", ""])

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from sessiond.app import engine
+from sessiond.app import engine, supervisor
+from sessiond.app.drain_client import Drain
 from sessiond.app.engine import run
 from sessiond.app.kvsize import context_kv_bytes
 from sessiond.connector import scratch
@@ -33,7 +34,8 @@ def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(engine, "_free_bytes", lambda: 1 << 40)
     monkeypatch.setattr(engine, "_default_chunk_tokens", lambda: 256)
     monkeypatch.setenv("SESSIOND_STORE_ROOT", str(tmp_path / "store"))
-    monkeypatch.delenv("SESSIOND_KEY_FILE", raising=False)
+    for name in ("KEY_FILE", "URL", "DRAIN_DEADLINE_S"):
+        monkeypatch.delenv(f"SESSIOND_{name}", raising=False)
 
 
 @pytest.fixture
@@ -127,6 +129,14 @@ def become(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str], dict[s
     return calls
 
 
+def without_launch(command: list[str]) -> tuple[list[str], str]:
+    """Return a command as --print shows it, and what names its start."""
+    at = command.index("--kv-transfer-config") + 1
+    config = json.loads(command[at])
+    launch = config["kv_connector_extra_config"]["sessiond"].pop("launch")
+    return [*command[:at], json.dumps(config), *command[at + 1 :]], launch
+
+
 def test_without_print_it_becomes_that_command_with_a_temporary_folder_of_its_own(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -141,14 +151,49 @@ def test_without_print_it_becomes_that_command_with_a_temporary_folder_of_its_ow
         assert dead is not None
         os.close(dead.lock_fd)
         with pytest.raises(SystemExit):
-            run([model])
+            run([model, "--drain-deadline-s", "0"])
         (left,) = Path(folder).iterdir()
         ((path, became, env),) = become
-        assert (path, became) == (sys.executable, command)
+        assert (path, without_launch(became)[0]) == (sys.executable, command)
         assert env["TMPDIR"] == str(left)
         assert left != dead.path
         assert env["TORCHINDUCTOR_CACHE_DIR"].startswith(f"{folder}/torchinductor_")
         assert env["PATH"] == os.environ["PATH"]
+
+
+def test_somebody_watches_over_its_end(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    model: str,
+    become: list[tuple[str, list[str], dict[str, str]]],
+) -> None:
+    command = printed(capsys, model)
+    monkeypatch.setenv("SESSIOND_URL", "http://daemon:1")
+    with tempfile.TemporaryDirectory(prefix="t") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        for arguments in ([], ["--drain-url", "http://d:2", "--drain-deadline-s=7.5"]):
+            with pytest.raises(SystemExit):
+                run([model, *arguments])
+    launches = set()
+    for (_, became, _), url, deadline_s in zip(
+        become, ("http://daemon:1", "http://d:2"), (20.0, 7.5), strict=True
+    ):
+        child, launch = without_launch(became[became.index("-m", 3) - 1 :])
+        assert child == command
+        assert became == supervisor.command_line(
+            Drain(url, deadline_s, launch), became[-len(command) :]
+        )
+        launches.add(launch)
+    assert len(launches) == 2
+
+
+@pytest.mark.parametrize("text", ["-1", "4000", "soon"])
+def test_a_wrong_deadline_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, model: str, text: str
+) -> None:
+    assert "seconds" in refusal(capsys, model, f"--drain-deadline-s={text}")
+    monkeypatch.setenv("SESSIOND_DRAIN_DEADLINE_S", text)
+    assert "seconds" in refusal(capsys, model)
 
 
 def test_a_temporary_folder_too_deep_for_sockets_is_used_as_it_is_and_named(

@@ -261,12 +261,17 @@ def test_the_second_of_two_large_loads_waits(vllm: FakeScheduler) -> None:
 
 def two_admitted(vllm: FakeScheduler) -> tuple[str, str]:
     """Return the first, which has the room, and the second, which waits."""
-    first, second = arrive(vllm, 6), arrive(vllm, 6, session="s-2")
+    first, second = in_line(vllm, 2)
+    return first, second
+
+
+def in_line(vllm: FakeScheduler, many: int) -> list[str]:
+    """Return requests for one of which there is room, the one that came first."""
+    line = [arrive(vllm, 6, session=f"s-{at}") for at in range(many)]
     for asked in vllm.mover.told(protocol.OpenLoad):
         vllm.mover.answer(protocol.LoadOpened(asked.plan_id, list(range(6)), []))
-    vllm.may_match(first)
-    assert not vllm.may_match(second)
-    return first, second
+    assert [vllm.may_match(request) for request in line] == [True, *[False] * (many - 1)]
+    return line
 
 
 def test_it_goes_on_when_the_first_is_in_vram(vllm: FakeScheduler) -> None:
@@ -301,7 +306,38 @@ def test_it_is_served_without_its_snapshot_when_it_waited_too_long(
     assert vllm.may_match(second)
     assert vllm.offered(second, range(6)) == []
     vllm.match(second)
-    assert reasons(vllm.finish(second)) == ["deadline"]
+    assert reasons(vllm.finish(second)) == ["ram_tier_busy"]
+
+
+def test_it_waits_on_while_the_line_moves_and_then_has_time_to_read(
+    vllm: FakeScheduler, clock: FakeClock
+) -> None:
+    first, second, third = in_line(vllm, 3)
+    clock.sleep(LIMITS.plan_deadline_s - 1)
+    vllm.abort(first)
+    assert vllm.may_match(second)
+    clock.sleep(LIMITS.plan_deadline_s - 1)  # the third has waited longer than a plan may take
+    assert not vllm.may_match(third)
+    vllm.abort(second)
+    assert vllm.may_match(third)
+    clock.sleep(LIMITS.plan_deadline_s - 1)
+    assert vllm.offered(third, range(6)) == list(range(6))
+
+
+def test_it_never_waits_so_long_that_no_time_to_read_is_left(
+    vllm: FakeScheduler, clock: FakeClock
+) -> None:
+    *ahead, last = in_line(vllm, 4)
+    for request in ahead[:2]:
+        clock.sleep(LIMITS.plan_deadline_s - 1)
+        vllm.abort(request)
+        for other in ahead:
+            vllm.may_match(other)
+        assert not vllm.may_match(last)
+    clock.sleep(LIMITS.plan_deadline_s - 1)  # the line moved a moment ago
+    assert vllm.may_match(last)
+    vllm.match(last)
+    assert reasons(vllm.finish(last)) == ["ram_tier_busy"]
 
 
 # Time

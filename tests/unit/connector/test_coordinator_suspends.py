@@ -70,6 +70,36 @@ def test_all_whole_chunks_are_worth_storing(vllm: FakeScheduler) -> None:
     assert vllm.storable(begun(vllm), range(5)) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("there_tokens", [0, 4, 12])
+def test_a_suspend_that_may_computes_what_is_gone(vllm: FakeScheduler, there_tokens: int) -> None:
+    vllm.take_turn(HEAD)
+    request, commit = vllm.begin_suspend(HEAD, 3, recomputes=1), vllm.commit()
+    vllm.mover.open_suspend()
+    assert vllm.may_match(request)
+    assert vllm.match(request, there_tokens)
+    assert vllm.storable(request, range(3)) == [0, 1, 2]
+    vllm.store(5, request, range(3))
+    assert vllm.finish(request)["causes"] == []
+    vllm.mover.finish_suspend()
+    assert vllm.may_match(commit)
+    answer = vllm.finish(commit)
+    told = answer["committed"], answer["available_tokens"], answer["recomputed_tokens"]
+    assert told == (True, 12, 12 - there_tokens)
+
+
+def test_preempted_it_may_lack_more(vllm: FakeScheduler) -> None:
+    vllm.take_turn(HEAD)
+    request, commit = vllm.begin_suspend(HEAD, 3, recomputes=1), vllm.commit()
+    vllm.mover.open_suspend()
+    for there_tokens in (8, 4, 12):
+        assert vllm.may_match(request)
+        assert vllm.match(request, there_tokens)
+    vllm.finish(request)
+    vllm.mover.finish_suspend()
+    assert vllm.may_match(commit)
+    assert vllm.finish(commit)["recomputed_tokens"] == 8
+
+
 def test_durable_chunks_are_not_stored_again(vllm: FakeScheduler) -> None:
     assert vllm.storable(begun(vllm, durable_chunks=2), range(3)) == [2]
 

@@ -94,17 +94,24 @@ def test_a_request_with_images_is_served_and_not_kept(vllm: FakeScheduler) -> No
     head = vllm.published()
     assert (head.unkept, head.turns_in_flight, len(head.branches)) == ("not_text", 0, 1)
     assert head.last_turn is not None
+    assert head.last_turn["turn_id"] == "op-1"  # of its ticket
     assert head.last_turn["split"] is None  # vLLM may have had some of it in VRAM: nobody knows
     assert vllm.mover.told(protocol.OpenLoad) == []
 
 
 def test_a_side_call_with_an_image_leaves_the_conversation_alone(vllm: FakeScheduler) -> None:
     vllm.take_turn(tokens_of(3))
-    side = vllm.arrive(vllm.ticket(), tokens_of(2, first=1000), plain_text=False)
+    side = vllm.arrive(vllm.ticket(), tokens_of(1, first=1000), plain_text=False)
     assert reasons(vllm.finish(side)) == ["not_text"]
     assert vllm.published().unkept == ""
     vllm.begin_suspend(tokens_of(3), 3)
     assert vllm.mover.told(protocol.OpenSuspend)
+
+
+def test_a_turn_whose_image_comes_first_is_one_of_the_conversation(vllm: FakeScheduler) -> None:
+    vllm.take_turn(tokens_of(3))
+    vllm.finish(vllm.arrive(vllm.ticket(), tokens_of(4, first=1000), plain_text=False))
+    assert vllm.published().unkept == "not_text"
 
 
 def test_after_images_an_older_branch_is_not_suspended(vllm: FakeScheduler) -> None:

@@ -54,6 +54,7 @@ def test_where_a_warm_session_diverges_is_told(vllm: FakeScheduler) -> None:
     assert causes(answer) == [("diverged", "at token 6")]
     head = vllm.published()
     assert head.last_turn is not None
+    assert head.last_turn["turn_id"] == "op-1"  # of its ticket
     assert head.last_turn["diverged_at_token"] == 6
     assert head.last_turn["split"]["prompt_tokens"] == 20
 

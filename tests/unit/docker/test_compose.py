@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from sessiond.app.config import ENV_PREFIX, Settings
+from sessiond.app.drain_client import TOKEN_VARIABLE, URL_VARIABLE
 from sessiond.app.engine import _parser
 
 _ROOT = Path(__file__).parents[3]
@@ -87,7 +88,7 @@ def test_health_is_asked_where_the_image_asks(compose: dict[str, Any]) -> None:
 def test_every_variable_is_a_setting(service: dict[str, Any]) -> None:
     ours = [name for name in service["environment"] if name.startswith(ENV_PREFIX)]
     settings = {f"{ENV_PREFIX}{name.upper()}" for name in Settings.model_fields}
-    assert set(ours) <= settings
+    assert set(ours) <= settings | {URL_VARIABLE, TOKEN_VARIABLE}
 
 
 def test_the_daemon_starts_with_these_settings(
@@ -117,6 +118,19 @@ def test_the_engine_is_found_under_the_name_that_it_announces(compose: dict[str,
     options, vllm_options = _parser().parse_known_args(command)
     assert options.engine_url == compose["services"]["sessiond"]["environment"]["SESSIOND_ENGINES"]
     assert vllm_options == ["--host=0.0.0.0", "--port=8000"]
+
+
+def test_a_stop_drains_the_engine_while_the_daemon_is_there(compose: dict[str, Any]) -> None:
+    engine, daemon = (compose["services"][name] for name in _SERVICES)
+    assert engine["depends_on"] == ["sessiond"]
+    assert engine["environment"][URL_VARIABLE] == f"http://sessiond:{_port(daemon)}"
+    options, _ = _parser().parse_known_args([_filled(part) for part in engine["command"]])
+    assert engine["stop_grace_period"] == "1m"
+    assert options.drain_deadline_s <= 30
+
+
+def _port(service: dict[str, Any]) -> str:
+    return str(service["environment"]["SESSIOND_PORT"])
 
 
 def test_the_engine_has_a_gpu_and_room_for_the_ram_tier(compose: dict[str, Any]) -> None:

@@ -45,6 +45,7 @@ TICKETS = st.builds(
     not_before_unix_s=st.integers(0, NOW),
     expires_unix_s=st.integers(NOW, 2**40),
     adapter_digest=TEXTS,
+    recomputes=st.integers(0, 1),
 )
 
 

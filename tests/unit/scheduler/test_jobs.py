@@ -3,13 +3,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
 
+from sessiond.domain.cron import parse_cron
 from sessiond.domain.errors import RegistryUnavailableError
 from sessiond.domain.session import SessionState
-from sessiond.scheduler.jobs import Jobs
+from sessiond.domain.windows import SweepWindow
+from sessiond.scheduler.jobs import WINDOW_GRACE_S, Jobs
 from sessiond.testing.world import AGENT, QUICK, World, open_world, text
 
 if TYPE_CHECKING:
@@ -87,3 +90,66 @@ async def test_a_registry_that_is_away_for_a_while_ends_no_job(
         await becomes(world, SessionState.SUSPENDED)
     finally:
         jobs.stop()
+
+
+def window_before(seconds: float) -> SweepWindow:
+    """Return a window that came so long ago, and comes again tomorrow."""
+    came = datetime.now(UTC) - timedelta(seconds=seconds)
+    cron = parse_cron(f"{came.minute} {came.hour} * * *")
+    return SweepWindow("evening", cron, "UTC", idle_s=60.0)
+
+
+async def test_a_window_that_was_just_missed_is_made_up_for(tmp_path: Path) -> None:
+    limits = replace(QUICK, sweep_windows=(window_before(WINDOW_GRACE_S / 3),))
+    async with open_world(tmp_path, limits=limits) as world:
+        world.start_engine()
+        await world.create(idle_timeout_s=86_400.0)
+        await world.turn(AGENT, text(100))
+        world.pass_time(61)
+        jobs = Jobs(world.services, sweep_interval_s=3600.0, lease_s=60.0)
+        jobs.start()
+        try:
+            await becomes(world, SessionState.SUSPENDED)
+        finally:
+            jobs.stop()
+
+
+async def test_a_window_that_came_long_ago_is_left_out(tmp_path: Path) -> None:
+    # A minute more, which a cron line cannot divide.
+    limits = replace(QUICK, sweep_windows=(window_before(WINDOW_GRACE_S + 60),))
+    async with open_world(tmp_path, limits=limits) as world:
+        jobs = Jobs(world.services, sweep_interval_s=3600.0, lease_s=60.0)
+        jobs.start()
+        try:
+            job = jobs._scheduler.get_job("window evening")
+            assert job.next_run_time > datetime.now(UTC) + timedelta(hours=23)
+        finally:
+            jobs.stop()
+
+
+async def test_a_window_waits_for_a_registry_that_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = replace(QUICK, sweep_windows=(window_before(60),))
+    async with open_world(tmp_path, limits=limits) as world:
+        world.start_engine()
+        await world.create(idle_timeout_s=86_400.0)
+        await world.turn(AGENT, text(100))
+        world.pass_time(61)
+        failed = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def away(_ids: object) -> None:
+            loop.call_soon_threadsafe(failed.set)
+            raise RegistryUnavailableError
+
+        jobs = Jobs(world.services, sweep_interval_s=0.05, lease_s=60.0)
+        with monkeypatch.context() as patched:
+            patched.setattr(world.registry, "sessions_for_sweep", away)
+            jobs.start()
+            async with asyncio.timeout(10):
+                await failed.wait()
+        try:
+            await becomes(world, SessionState.SUSPENDED)
+        finally:
+            jobs.stop()

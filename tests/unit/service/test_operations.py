@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,9 +17,11 @@ from sessiond.domain.ids import DEFAULT_TENANT, OperationId, SessionId, TenantId
 from sessiond.domain.session import OperationKind, OperationStatus
 from sessiond.service.operations import Result, claim
 from sessiond.testing.values import an_operation
-from sessiond.testing.world import AGENT, World, problem, report, text
+from sessiond.testing.world import AGENT, QUICK, World, open_world, problem, report, text
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sessiond.domain.session import Operation
 
 pytestmark = pytest.mark.anyio
@@ -91,24 +94,30 @@ async def test_one_that_another_daemon_runs_is_watched(world: World) -> None:
     assert report(await waiting) == {"theirs": 1}
 
 
-async def test_the_lease_is_kept_while_it_runs(world: World) -> None:
-    await world.create()
-    work = Work()
-    operation = await start(world, work)
-    await asyncio.sleep(world.services.context.limits.lease_s * 0.5)
-    now_held = await world.services.operations.get(DEFAULT_TENANT, operation.operation_id)
-    assert now_held.lease_until_unix_s > operation.lease_until_unix_s
-    work.go_on.set()
-    await world.ended(operation)
+async def test_the_lease_is_kept_while_it_runs(tmp_path: Path) -> None:
+    async with open_world(tmp_path, limits=replace(QUICK, lease_s=3.0)) as world:
+        await world.create()
+        work = Work()
+        operation = await start(world, work)
+        now_held = operation
+        async with asyncio.timeout(20.0):
+            while now_held.lease_until_unix_s <= operation.lease_until_unix_s:
+                await asyncio.sleep(0.01)
+                now_held = await world.services.operations.get(
+                    DEFAULT_TENANT, operation.operation_id
+                )
+        work.go_on.set()
+        await world.ended(operation)
 
 
-async def test_a_lost_lease_ends_the_work(world: World) -> None:
-    await world.create()
-    work = Work()
-    operation = await start(world, work)
-    world.registry.expire_operations(operation.lease_until_unix_s + 1)
-    assert problem(await world.ended(operation)) == "lease_expired"
-    assert work.cancelled
+async def test_a_lost_lease_ends_the_work(tmp_path: Path) -> None:
+    async with open_world(tmp_path, limits=replace(QUICK, lease_s=3.0)) as world:
+        await world.create()
+        work = Work()
+        operation = await start(world, work)
+        world.registry.expire_operations(operation.lease_until_unix_s + 1)
+        assert problem(await world.ended(operation)) == "lease_expired"
+        assert work.cancelled
 
 
 async def test_an_error_is_its_result(world: World) -> None:

@@ -82,7 +82,7 @@ def suspends(engine: FakeEngine) -> int:
     return sum(seen.op == "suspend" for seen in engine.seen)
 
 
-def bound(world: World, **limits: int) -> None:
+def bound(world: World, **limits: Any) -> None:  # noqa: ANN401 - see Limits
     """Change limits of a running service."""
     context = world.services.context
     object.__setattr__(context, "limits", replace(context.limits, **limits))

@@ -13,13 +13,14 @@ from sessiond.domain.heads import Branch, Head, TurnSplit
 from sessiond.domain.ids import DEFAULT_TENANT, EngineId, SessionId
 from sessiond.domain.outcomes import Outcome
 from sessiond.domain.reasons import Cause, Reason
+from sessiond.domain.session import OnEvicted
 from sessiond.domain.tokens import token_ids
 from sessiond.engine.answers import Answer
 from sessiond.engine.pairs import ResumeResult
 from sessiond.service import resume_rounds, suspend_rounds
 from sessiond.service.engines import Located
 from sessiond.service.judge import conclude, movable_tokens, storable_tokens
-from sessiond.service.suspend_plans import Source, stops
+from sessiond.service.suspend_plans import Source, begin, moved_on, stops
 from sessiond.testing.values import a_summary
 
 CHUNK = 16
@@ -78,11 +79,22 @@ def round_ends(draw: st.DrawFn) -> suspend_rounds.RoundEnd:
     return suspend_rounds.RoundEnd(summary, draw(causes), draw(st.integers(0, 40 * CHUNK)))
 
 
-@given(asked=st.integers(1, 40), kept=chunks, ends=st.lists(round_ends(), min_size=1))
+@given(
+    asked=st.integers(1, 40),
+    kept=chunks,
+    on_evicted=st.sampled_from(OnEvicted),
+    ends=st.lists(round_ends(), min_size=1),
+)
 def test_a_suspend_ends_with_the_best_that_was_committed(
-    asked: int, kept: int, ends: list[suspend_rounds.RoundEnd]
+    asked: int, kept: int, on_evicted: OnEvicted, ends: list[suspend_rounds.RoundEnd]
 ) -> None:
-    progress = suspend_rounds.Progress(CHUNK, asked * CHUNK, min(kept, asked) * CHUNK)
+    progress = suspend_rounds.Progress(
+        CHUNK,
+        asked * CHUNK,
+        min(kept, asked) * CHUNK,
+        source_tokens=asked * CHUNK,
+        on_evicted=on_evicted,
+    )
     best = -1
     for at in range(MANY):
         if progress.done:
@@ -92,8 +104,10 @@ def test_a_suspend_ends_with_the_best_that_was_committed(
         progress = suspend_rounds.after_round(progress, end, MANY)
         if end.summary:
             best = max(best, end.summary.tokens_restorable)
+        assert on_evicted is OnEvicted.RECOMPUTE or not progress.recomputes
     assert progress.done
     assert (progress.best.tokens_restorable if progress.best else -1) == best
+    assert 0 <= progress.evicted_tokens <= asked * CHUNK
 
 
 def test_a_suspend_with_two_stops_asks_for_both() -> None:
@@ -112,6 +126,24 @@ def test_after_a_refusal_the_second_stop_is_not_tried(reason: Reason) -> None:
     progress = suspend_rounds.Progress(CHUNK, 3 * CHUNK, 0, then_tokens=5 * CHUNK)
     end = suspend_rounds.RoundEnd(None, (Cause(reason),))
     assert suspend_rounds.after_round(progress, end, MANY).done
+
+
+def test_what_was_gone_of_a_head_is_not_said_of_the_next_one() -> None:
+    engine = windowed_engine([0])
+    branch = Branch(token_ids(range(6 * CHUNK)), "", "", 0.0, TurnSplit(prompt_tokens=6 * CHUNK))
+    head = Head(DEFAULT_TENANT, SessionId("s"), engine.engine_id, 1, 0, 0.0, (branch,))
+    source = Source(Located(engine, head), branch, 6 * CHUNK)
+    progress = begin(source, 0, OnEvicted.RECOMPUTE)
+    for reason in (Reason.KV_EVICTED, Reason.HEAD_STALE):
+        end = suspend_rounds.RoundEnd(None, (Cause(reason),), 2 * CHUNK)
+        progress = suspend_rounds.after_round(progress, end, MANY)
+    assert (progress.evicted_tokens, progress.recomputes) == (4 * CHUNK, True)
+    assert progress.head_is_stale
+    progress = moved_on(progress, source, 0)
+    stored = suspend_rounds.RoundEnd(a_summary(tokens_restorable=6 * CHUNK), ())
+    assert (progress.evicted_tokens, progress.recomputes) == (0, False)
+    progress = suspend_rounds.after_round(progress, stored, MANY)
+    assert (progress.done, progress.evicted_tokens, progress.causes) == (True, 0, ())
 
 
 def test_a_head_that_moves_on_for_ever_ends_the_suspend() -> None:

@@ -10,13 +10,16 @@ from hypothesis import strategies as st
 
 from sessiond.domain.ids import DEFAULT_TENANT, SessionId
 from sessiond.domain.reasons import Reason
-from sessiond.domain.session import Presence, SessionState
+from sessiond.domain.session import OnEvicted, Presence, SessionState
 from sessiond.service.judge import is_due
 from sessiond.service.sweep import SweepReport
 from sessiond.testing.values import a_session
-from sessiond.testing.world import AGENT, World, report, text
+from sessiond.testing.world import AGENT, QUICK, World, open_world, report, text
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sessiond.service.catalogue import Changes
     from sessiond.testing.fake_engine import FakeEngine
 
 IDLE_S = 300.0
@@ -203,6 +206,46 @@ async def test_what_was_evicted_is_not_asked_for_at_every_sweep(
     world.pass_time(IDLE_S + 1)
     assert (await world.services.sweeper.sweep()).suspended == 1
     assert suspends(engine) > asked
+
+
+@pytest.mark.anyio
+async def test_what_is_skipped_is_no_failure_and_stays_skipped(
+    world: World, engine: FakeEngine
+) -> None:
+    change: Changes = {"on_evicted": OnEvicted.SKIP}
+    await world.services.catalogue.change(DEFAULT_TENANT, AGENT, change)
+    engine.evict(keep_tokens=32)
+    world.pass_time(IDLE_S + 1)
+    assert await world.services.sweeper.sweep() == SweepReport(1, 1, 0, 0)
+    world.pass_time(10 * 3600)
+    assert (await world.services.sweeper.sweep()).due == 0
+
+
+@pytest.mark.anyio
+async def test_a_turn_does_not_wait_for_a_sweeps_suspend(world: World, engine: FakeEngine) -> None:
+    gate = engine.faults.gates["suspend"] = asyncio.Event()
+    world.pass_time(IDLE_S + 1)
+    sweep = asyncio.create_task(world.services.sweeper.sweep())
+    async with asyncio.timeout(10):
+        while not suspends(engine):
+            await asyncio.sleep(0.01)
+        await world.turn(AGENT, text(130))
+    assert not sweep.done()
+    gate.set()
+    assert (await sweep).due == 1
+
+
+@pytest.mark.anyio
+async def test_a_suspend_that_hangs_is_given_up(tmp_path: Path) -> None:
+    async with open_world(tmp_path, limits=replace(QUICK, suspend_deadline_s=0.2)) as world:
+        engine = world.start_engine()
+        await world.create()
+        await world.turn(AGENT, text(100))
+        engine.faults.hangs |= {"suspend", "commit"}
+        world.pass_time(IDLE_S + 1)
+        assert (await world.services.sweeper.sweep()).failed == 1
+        assert "suspend" in engine.aborted
+        assert (await world.show()).state is SessionState.ACTIVE
 
 
 @pytest.mark.anyio

@@ -17,8 +17,10 @@ import pytest
 
 from sessiond.domain.engines import EngineInfo
 from sessiond.domain.heads import Branch, Head, TurnSplit
-from sessiond.domain.ids import EngineId
+from sessiond.domain.ids import EngineId, SessionId
+from sessiond.domain.snapshot import Origin
 from sessiond.store.findings import VerifyOptions
+from sessiond.store.forks import fork_snapshot
 from sessiond.store.sessions import SessionRecord
 from sessiond.store.store import Store
 from sessiond.testing.files import Crash, CrashingOps, count_steps, flip_byte
@@ -44,6 +46,8 @@ PLAN = SnapshotPlan(chunks=2, chunk_bytes=600)
 GROWN = replace(PLAN, generation=2, chunks=3)
 RECORD = SessionRecord(TENANT, SESSION, 1.0, 1.0, model="old")
 NEW_RECORD = replace(RECORD, model="new")
+
+FORK = SessionId("fork")
 
 Action = Callable[[Store], object]
 
@@ -160,6 +164,32 @@ def test_suspend_of_a_grown_session(tmp_path: Path, keys: KeyRing) -> None:
     trial = Trial(tmp_path, keys, suspended, suspend_again)
     assert trial.after.snapshots == ((1, True), (2, True))
     trial.check()
+
+
+def test_fork(tmp_path: Path, keys: KeyRing) -> None:
+    """The source stays as it is; the fork is a session without a snapshot until it is whole."""
+    record = SessionRecord(TENANT, FORK, 1.0, 1.0, forked_from=Origin(SESSION, 1))
+
+    def fork(store: Store) -> None:
+        store.write_session(record, create=True)
+        fork_snapshot(store, store.read_manifest(TENANT, SESSION, 1), FORK)
+
+    trial = Trial(tmp_path, keys, suspended, fork)
+    assert trial.before == trial.after
+    found = set()
+    for power_failure in (False, True):
+        for store in trial.crashes(power_failure=power_failure):
+            assert state_of(store) == trial.before
+            generations = store.generations(TENANT, FORK)
+            found.add((store.read_session(TENANT, FORK) is not None, len(generations)))
+            store.delete_session(TENANT, SESSION)
+            store.sweep_tmp()
+            store.collect()
+            assert store.verify().is_clean
+            for generation in generations:
+                forked = store.read_manifest(TENANT, FORK, generation)
+                assert load_snapshot(store, forked) == expected_bytes(PLAN)
+    assert found == {(False, 0), (True, 0), (True, 1)}
 
 
 def test_write_of_a_session_record(tmp_path: Path, keys: KeyRing) -> None:

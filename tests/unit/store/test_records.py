@@ -15,7 +15,7 @@ from sessiond.domain.fingerprint import Fingerprint
 from sessiond.domain.heads import Branch, Head, LastTurn, TurnSplit
 from sessiond.domain.ids import EngineId, SegmentId, SessionId, TenantId
 from sessiond.domain.reasons import Cause, Reason
-from sessiond.domain.snapshot import ChunkRecord, Manifest
+from sessiond.domain.snapshot import ChunkRecord, Manifest, Origin
 from sessiond.domain.tokens import token_ids
 from sessiond.store import sealed
 from sessiond.store.engines import pack_engine, unpack_engine
@@ -49,6 +49,9 @@ def chunk_lists(draw: st.DrawFn, tokens: int) -> list[ChunkRecord]:
     return draw(st.permutations(chunks))
 
 
+ORIGINS = st.none() | st.builds(Origin, NAMES.map(SessionId), COUNTS)
+
+
 @st.composite
 def manifests(draw: st.DrawFn) -> Manifest:
     tokens = draw(TOKENS.filter(bool))
@@ -66,6 +69,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
         tokens=tokens,
         chunks=tuple(draw(chunk_lists(len(tokens)))),
         wrapped_keys=((SEGMENTS[0], draw(st.binary(max_size=60))),),
+        forked_from=draw(ORIGINS),
     )
 
 
@@ -85,6 +89,7 @@ LAST_TURNS = st.builds(
     causes=st.lists(
         st.builds(Cause, st.sampled_from(Reason), NAMES, NAMES, st.lists(COUNTS)), max_size=2
     ).map(tuple),
+    turn_id=NAMES,
 )
 HEADS = st.builds(
     Head,
@@ -127,6 +132,15 @@ def test_a_head_of_an_earlier_version_is_read() -> None:
     assert (read.branches, read.last_turn, read.unkept) == ((branch,), None, "")
 
 
+def test_a_turn_of_an_earlier_version_has_no_id() -> None:
+    turn = LastTurn(1.0, TurnSplit(1), turn_id="op-1")
+    written = sealed.read_unsealed(pack_head(Head("t", "s", "e", 1, 0, 1.0, (), turn), KEYS))
+    values: dict[str, Any] = dict(written.values)
+    del values["last_turn"]["turn_id"]
+    old = sealed.pack(sealed.Sealed(sealed.Kind.HEAD, values, written.sections), KEYS)
+    assert unpack_head(old, KEYS).last_turn == replace(turn, turn_id="")
+
+
 SESSIONS = st.builds(
     SessionRecord,
     tenant=NAMES.map(TenantId),
@@ -139,6 +153,7 @@ SESSIONS = st.builds(
     pinned=st.booleans(),
     policy=st.dictionaries(NAMES, st.none() | st.booleans() | st.integers() | NAMES),
     deleted_unix_s=st.none() | TIMES,
+    forked_from=ORIGINS,
 )
 
 
@@ -167,10 +182,22 @@ def test_session_files_round_trip(record: SessionRecord) -> None:
         attestable=st.booleans(),
         resets=COUNTS,
         adapters=st.lists(st.builds(ServedAdapter, NAMES, NAMES, NAMES), max_size=2).map(tuple),
+        launch=NAMES,
     )
 )
 def test_engine_files_round_trip(info: EngineInfo) -> None:
     assert unpack_engine(pack_engine(info, KEYS), KEYS) == info
+
+
+def test_files_from_before_there_were_forks_and_launches_are_read() -> None:
+    record = SessionRecord(TenantId("t"), SessionId("s"), 5.0, 5.0)
+    old = dict(sealed.unpack_json(pack_session(record, KEYS), "session", KEYS))
+    del old["forked_from"]
+    assert unpack_session(sealed.pack_json("session", old, KEYS), KEYS) == record
+    info = EngineInfo(EngineId("e"), "", "m", 1, 1.0, 1.0, a_fingerprint(), 1, 1, 1, 1, "0.32.0")
+    old = dict(sealed.unpack_json(pack_engine(info, KEYS), "engine", KEYS))
+    del old["launch"]
+    assert unpack_engine(sealed.pack_json("engine", old, KEYS), KEYS) == info
 
 
 def test_a_tombstone_keeps_nothing_but_the_name_and_the_time() -> None:

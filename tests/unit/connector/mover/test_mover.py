@@ -129,7 +129,9 @@ def test_a_head_is_written(rig: MoverRig, session: str) -> None:
     }
     other = {**described, "tokens": len(LONGER_HEAD)}
     payload = to_bytes(HEAD) + to_bytes(LONGER_HEAD)
-    turn = LastTurn(5.0, TurnSplit(9, 8), 20, 16, 7, (Cause(Reason.DIVERGED, "at token 7"),))
+    turn = LastTurn(
+        5.0, TurnSplit(9, 8), 20, 16, 7, (Cause(Reason.DIVERGED, "at token 7"),), "op-1"
+    )
     told: dict[str, Any] = {"last_turn": turn.as_json(), "unkept": "not_text"}
     rig.send(protocol.WriteHead(TENANT, session, 9, 1, 5.0, [described, other], payload, **told))
     head = wait_for_head(rig, session)
@@ -141,7 +143,7 @@ def test_a_head_is_written(rig: MoverRig, session: str) -> None:
 
 
 def wait_for_head(rig: MoverRig, session: str) -> Any:  # noqa: ANN401 - a Head
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + 60
     while time.monotonic() < deadline_s:
         for head in rig.store.read_heads(TENANT, SessionId(session)):
             return head

@@ -1,0 +1,101 @@
+"""The options about how a session is looked after, for 'create' and 'set'."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from sessiond.domain.session import OnEvicted
+from sessiond_cli.exits import USAGE_CODE
+from sessiond_cli.failures import CommandError
+
+if TYPE_CHECKING:
+    from sessiond_cli.daemon import Answer
+
+#: Stands for what the daemon is set to.
+DEFAULT: Final = "default"
+
+IdleTimeoutOption = Annotated[
+    str | None,
+    typer.Option(
+        "--idle-timeout",
+        metavar="SECONDS|default",
+        show_default=False,
+        help="Without a token for so long, it is suspended.",
+    ),
+]
+TtlOption = Annotated[
+    str | None,
+    typer.Option(
+        "--ttl",
+        metavar="SECONDS|default",
+        show_default=False,
+        help="Unused for so long, its snapshots go; 0: never.",
+    ),
+]
+PinOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--pin/--unpin",
+        show_default=False,
+        help="Whether sweeps and retention leave it alone.",
+    ),
+]
+OnEvictedOption = Annotated[
+    str | None,
+    typer.Option(
+        "--on-evicted",
+        metavar="prefix|recompute|skip|default",
+        show_default=False,
+        help="What a suspend does about KV that was evicted: store what is there, compute the "
+        "rest again, or store nothing.",
+    ),
+]
+
+
+def care_body(
+    *, idle_timeout: str | None, ttl: str | None, pinned: bool | None, on_evicted: str | None
+) -> Answer:
+    """Return the fields that were given.
+
+    :raises CommandError: one is neither a value nor ``default``.
+    """
+    body: dict[str, Any] = {}
+    for name, option, given in (
+        ("idle_timeout_s", "--idle-timeout", idle_timeout),
+        ("ttl_s", "--ttl", ttl),
+    ):
+        if given is not None:
+            body[name] = _seconds(option, given)
+    if pinned is not None:
+        body["pinned"] = pinned
+    if on_evicted is not None:
+        body["on_evicted"] = on_evicted_choice(on_evicted, may_be_default=True)
+    return body
+
+
+def on_evicted_choice(given: str, *, may_be_default: bool = False) -> str | None:
+    """Return the choice; ``None`` for ``default``.
+
+    :raises CommandError: there is no such choice.
+    """
+    if may_be_default and given == DEFAULT:
+        return None
+    if given not in set(OnEvicted):
+        choices = ", ".join(OnEvicted) + (f", {DEFAULT}" if may_be_default else "")
+        raise CommandError(USAGE_CODE, f"--on-evicted is one of {choices}.")
+    return given
+
+
+def _seconds(option: str, given: str) -> float | None:
+    if given == DEFAULT:
+        return None
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if not math.isfinite(seconds):
+        raise CommandError(USAGE_CODE, f"{option} takes seconds or 'default'.")
+    return seconds

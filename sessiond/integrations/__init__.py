@@ -1,0 +1,1 @@
+"""sessiond in agent frameworks: each module needs its framework, and the client."""

@@ -1,0 +1,149 @@
+"""OpenAI Agents SDK: runs in a session.
+
+::
+
+    async with AsyncClient() as client, SessionRunner(client) as runner:
+        result = await runner.run(agent, "...", "agent-7")
+        if result.interruptions:  # a tool waits for an approval: the session is put away
+            state = result.to_state()
+            state.approve(result.interruptions[0])
+            result = await runner.run(agent, state, "agent-7")
+
+Needs ``pip install 'sessiond[agents]'``.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
+
+from agents import ModelSettings, OpenAIProvider, RunConfig, RunHooks, Runner, RunState
+from openai import AsyncOpenAI
+
+from sessiond.client import ApiError, OperationRunningError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from agents import Agent, RunContextWrapper, RunResult, Tool, TResponseInputItem
+
+    from sessiond.client import AsyncClient
+
+_log = logging.getLogger(__name__)
+_HEADER = "X-Session-Id"
+
+
+class SessionRunner:
+    """Runs agents whose model calls are turns of a session, through the gateway of a daemon.
+
+    One serves any number of agents and sessions: the session is named for each run. Use it as a
+    context, or close it. Belongs to one event loop.
+    """
+
+    def __init__(
+        self, client: AsyncClient, *, use_responses: bool = False, resume_wait_s: float = 0.0
+    ) -> None:
+        """Create one.
+
+        :param use_responses: call the Responses interface instead of chat completions
+        :param resume_wait_s: how long a run that goes on waits for its session; by default it
+            runs on beside that, and what the next turn does not find yet it loads itself
+        """
+        self._client, self._resume_wait_s = client, resume_wait_s
+        # The SDK's own connections are shared by all event loops of the process, and break.
+        self._openai = AsyncOpenAI(**client.openai_arguments)
+        self._provider = OpenAIProvider(openai_client=self._openai, use_responses=use_responses)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections to the gateway; the client stays open."""
+        await self._openai.close()
+
+    def config(self, session_id: str, config: RunConfig | None = None) -> RunConfig:
+        """Return a configuration for ``Runner``: every model call is a turn of the session."""
+        given = config or RunConfig()
+        settings = given.model_settings or ModelSettings()
+        headers = {**(settings.extra_headers or {}), _HEADER: session_id}
+        return replace(
+            given,
+            model_provider=self._provider,
+            model_settings=replace(settings, extra_headers=headers),
+        )
+
+    async def run(
+        self,
+        agent: Agent[Any],
+        given: str | list[TResponseInputItem] | RunState[Any, Any],
+        session_id: str,
+        *,
+        run_config: RunConfig | None = None,
+        **options: Any,
+    ) -> RunResult:
+        """Run an agent as ``Runner.run`` does.
+
+        Where the run ends because a tool waits for an approval, the session is suspended; a run
+        that goes on from such a state brings it back, beside the run.
+
+        :param options: of ``Runner.run``, such as ``context``, ``hooks`` and ``session``
+        """
+        if isinstance(given, RunState):
+            await resume_ahead(self._client, session_id, self._resume_wait_s)
+        result = await Runner.run(
+            agent, given, run_config=self.config(session_id, run_config), **options
+        )
+        if result.interruptions:
+            await suspend_meanwhile(self._client, session_id)
+        return result
+
+
+class SessionHooks(RunHooks[Any]):
+    """Puts a session away while tools run that take long, such as those that ask a person."""
+
+    def __init__(self, client: AsyncClient, session_id: str, slow_tools: Collection[str]) -> None:
+        """Create them for one session.
+
+        :param slow_tools: names of tools that are worth a suspend
+        """
+        self._client, self._session_id = client, session_id
+        self._slow_tools = frozenset(slow_tools)
+
+    async def on_tool_start(
+        self, context: RunContextWrapper[Any], agent: Agent[Any], tool: Tool
+    ) -> None:
+        """Suspend the session before a slow tool."""
+        if tool.name in self._slow_tools:
+            await suspend_meanwhile(self._client, self._session_id)
+
+    async def on_tool_end(
+        self, context: RunContextWrapper[Any], agent: Agent[Any], tool: Tool, result: object
+    ) -> None:
+        """Begin to bring it back after a slow tool."""
+        if tool.name in self._slow_tools:
+            await resume_ahead(self._client, self._session_id)
+
+
+async def suspend_meanwhile(client: AsyncClient, session_id: str) -> None:
+    """Suspend a session; what goes wrong is logged, and disturbs no run."""
+    try:
+        await client.session(session_id).suspend_settled()
+    except ApiError as error:
+        _log.warning("session %s was not suspended: %s", session_id, error)
+
+
+async def resume_ahead(client: AsyncClient, session_id: str, wait_s: float = 0.0) -> None:
+    """Begin to bring a session back; what goes wrong is logged, and disturbs no run.
+
+    :param wait_s: how long to wait for its end
+    """
+    try:
+        await client.resume(session_id, wait_s=wait_s)
+    except OperationRunningError:
+        pass  # it goes on beside the run
+    except ApiError as error:
+        _log.warning("session %s was not resumed ahead: %s", session_id, error)

@@ -1,0 +1,136 @@
+"""Events of all sessions of a tenant, as they come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from sessiond.domain.errors import RegistryUnavailableError, TooManyListenersError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from sessiond.domain.ids import SessionId, TenantId
+    from sessiond.domain.session import Event
+    from sessiond.service.context import Context
+
+_PAGE = 100
+
+
+@dataclass(frozen=True)
+class Interest:
+    """Which events to tell of."""
+
+    tenant: TenantId
+    session_id: SessionId | None = None  #: ``None``: all of the tenant
+    kinds: frozenset[str] = frozenset()  #: empty: all
+
+    def includes(self, event: Event) -> bool:
+        """Whether an event of the tenant's and session's is of a kind that is asked for."""
+        return not self.kinds or event.kind in self.kinds
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Events, oldest first; without any it only tells that nothing happened."""
+
+    events: tuple[Event, ...]
+    reached_id: int  #: everything up to this number has been told
+
+
+class Feed:
+    """Lets listeners follow the registry's events, whichever daemon wrote them.
+
+    Each listener reads for itself, and only when it has taken what it read before, so a slow
+    one costs no memory.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._open: Counter[TenantId] = Counter()
+        self._ended = asyncio.Event()
+
+    def close(self) -> None:
+        """Let all listeners come to their end, now and later."""
+        self._ended.set()
+
+    async def listen(self, interest: Interest, after: int | None) -> Listener:
+        """Return a new listener, to be closed.
+
+        :param after: the last number that was seen; ``None``: only what happens from now on
+        :raises TooManyListenersError: the tenant has as many as it may have.
+        """
+        limits = self._context.limits
+        if self._open[interest.tenant] >= limits.event_listeners:
+            raise TooManyListenersError
+        self._open[interest.tenant] += 1
+        try:
+            newest_id = await self._context.blocking(
+                self._context.registry.newest_event_id, interest.tenant
+            )
+        except BaseException:
+            self.leave(interest)
+            raise
+        if after is not None and after > newest_id:
+            after = 0  # seen in a registry that was lost and built anew: its numbers began again
+        return Listener(self._context, self, interest, newest_id if after is None else after)
+
+    def leave(self, interest: Interest) -> None:
+        """Give a listener's place to others."""
+        self._open[interest.tenant] -= 1
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether listeners should stop."""
+        return self._ended.is_set()
+
+    async def pause(self) -> None:
+        """Wait until it is time to look again, or to stop."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._ended.wait(), self._context.limits.event_poll_s)
+
+
+class Listener:
+    """One that follows the events of a tenant."""
+
+    def __init__(self, context: Context, feed: Feed, interest: Interest, reached_id: int) -> None:
+        self._context, self._feed, self._interest = context, feed, interest
+        self.reached_id = reached_id  #: everything up to this number is known to the caller
+        self._is_open = True
+
+    def close(self) -> None:
+        """Give the place free; repeating it does nothing."""
+        if self._is_open:
+            self._is_open = False
+            self._feed.leave(self._interest)
+
+    async def batches(self) -> AsyncIterator[Batch]:
+        """Yield events as they come, and now and then nothing, until the feed is closed."""
+        told_s = monotonic()
+        while not self._feed.has_ended:
+            page = await self._read()
+            events = tuple(event for event in page if self._interest.includes(event))
+            if events or monotonic() - told_s >= self._context.limits.event_heartbeat_s:
+                yield Batch(events, self.reached_id)
+                told_s = monotonic()
+            if len(page) < _PAGE:
+                await self._feed.pause()
+
+    async def _read(self) -> list[Event]:
+        try:
+            page = await self._context.blocking(
+                self._context.registry.tenant_events,
+                self._interest.tenant,
+                session_id=self._interest.session_id,
+                after=self.reached_id,
+                limit=_PAGE,
+            )
+        except RegistryUnavailableError:
+            return []  # what happens meanwhile is told when it is back
+        if page:
+            self.reached_id = page[-1].event_id
+        return page

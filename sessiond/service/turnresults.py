@@ -1,0 +1,101 @@
+"""What became of turns that went through the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+from sessiond.domain.errors import SessiondError
+from sessiond.domain.heads import LastTurn
+from sessiond.domain.tickets import ANSWER_PARAM
+from sessiond.domain.turnoutcome import TurnOutcome, outcome_of_turn
+from sessiond.engine.answers import read_answer
+from sessiond.service.reports import problem_of
+
+if TYPE_CHECKING:
+    from sessiond.domain.heads import Head
+    from sessiond.service.calls import Passage
+    from sessiond.service.catalogue import Catalogue
+    from sessiond.service.context import Context
+    from sessiond.service.turns import TurnTicket
+
+_log = logging.getLogger(__name__)
+
+#: Between the first two looks at a head; each pause is twice the one before.
+_FIRST_PAUSE_S: Final = 0.002
+
+
+class TurnResults:
+    """Tells only what is proven to be of the turn."""
+
+    def __init__(self, context: Context, catalogue: Catalogue) -> None:
+        self._context = context
+        self._catalogue = catalogue
+
+    async def recorded(self, passage: Passage) -> TurnOutcome:
+        """Return what became of a turn that has ended, as the engine's record tells.
+
+        A record has the newest turn alone: of two that end at once, one stays unknown. The
+        session's trail gets the turn, too.
+        """
+        ticket = passage.ticket
+        if ticket is None:
+            return TurnOutcome()
+        pause_s = _FIRST_PAUSE_S
+        until_s = monotonic() + self._context.limits.turn_settle_s
+        while True:
+            head = await self._context.blocking(self._head, ticket)
+            turn = head.last_turn if head else None
+            if turn is not None and turn.turn_id == ticket.permit.operation_id:
+                self._catalogue.trail.note_soon(ticket.session, head)
+                return outcome_of_turn(turn, passage.engine.chunk_tokens)
+            if monotonic() >= until_s:
+                return TurnOutcome()
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, self._context.limits.poll_s)
+
+    def answered(self, passage: Passage, params: object) -> TurnOutcome | None:
+        """Return what an answer's *params*, its ``kv_transfer_params``, tell of its turn.
+
+        ``None``: nothing, as after a stop string.
+        """
+        if not isinstance(params, Mapping) or not isinstance(params.get(ANSWER_PARAM), Mapping):
+            return None
+        answer = read_answer({"kv_transfer_params": params})
+        turn = LastTurn(
+            ended_unix_s=0.0,
+            split=answer.split if "split" in answer.fields else None,
+            tokens_total=_count(answer.fields.get("tokens_total")) or 0,
+            diverged_at_token=_count(answer.fields.get("diverged_at_token")),
+            causes=answer.causes,
+        )
+        return outcome_of_turn(turn, passage.engine.chunk_tokens)
+
+    async def broken(self, passage: Passage, error: SessiondError) -> None:
+        """Leave a trace of a turn whose engine was lost."""
+        engine_id, ticket = passage.engine.engine_id, passage.ticket
+        _log.warning("engine %s was lost while it answered", engine_id)
+        if ticket is None:
+            return
+        session, now = ticket.session, self._context.now()
+        turn_id = ticket.permit.operation_id
+        detail = {"engine_id": engine_id, "turn_id": turn_id, **problem_of(error)}
+        add = self._context.registry.add_event
+        try:
+            await self._context.blocking(
+                add, session.tenant, session.session_id, "turn_broken", now, detail
+            )
+        except SessiondError as unwritten:
+            _log.warning("a broken turn left no trace in the registry: %s", unwritten.message)
+
+    def _head(self, ticket: TurnTicket) -> Head | None:
+        session = ticket.session
+        heads = self._context.store.read_heads(session.tenant, session.session_id)
+        return next((one for one in heads if one.engine_id == ticket.engine.engine_id), None)
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,0 +1,145 @@
+"""LangGraph with our parts, against the gateway and a fake engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+
+import pytest
+from langchain_core.messages import AnyMessage, HumanMessage
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import END, START, StateGraph
+from langgraph.graph.message import add_messages
+from langgraph.types import Command, interrupt
+
+from sessiond.client import Client
+from sessiond.domain.ids import parse_session_id
+from sessiond.integrations.langgraph import (
+    SessionCallbacks,
+    ThreadChatOpenAI,
+    session_of_thread,
+    thread_model,
+)
+
+if TYPE_CHECKING:
+    from sessiond.testing.fake_engine import FakeEngine
+
+LONG = HumanMessage("please " * 60)
+
+
+class Talk(TypedDict):
+    messages: Annotated[list[AnyMessage], add_messages]
+
+
+@pytest.fixture
+def model(client: Client, engine: FakeEngine) -> ThreadChatOpenAI:
+    """A model of that engine's."""
+    assert engine.info.model == "smol"
+    return thread_model(client, model="smol", max_tokens=8, max_retries=0)
+
+
+def asking(model: ThreadChatOpenAI) -> Any:  # noqa: ANN401 - LangGraph's own generics
+    """Return a graph that speaks, asks a person, and speaks again."""
+
+    def speak(state: Talk) -> Any:  # noqa: ANN401 - an update
+        return {"messages": [model.invoke(state["messages"])]}
+
+    def ask(_state: Talk) -> Any:  # noqa: ANN401 - the same
+        return {"messages": [HumanMessage(interrupt("Shall I?"))]}
+
+    builder: Any = StateGraph(Talk)
+    builder.add_node("speak", speak)
+    builder.add_node("ask", ask)
+    builder.add_node("again", speak)
+    for one, other in ((START, "speak"), ("speak", "ask"), ("ask", "again"), ("again", END)):
+        builder.add_edge(one, other)
+    return builder.compile(checkpointer=InMemorySaver())
+
+
+def of(thread_id: object) -> Any:  # noqa: ANN401 - a RunnableConfig
+    return {"configurable": {"thread_id": thread_id}}
+
+
+def kinds(client: Client, session_id: str) -> list[str]:
+    return [event.kind for event in client.events(session_id)]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_thread_is_put_away_while_it_waits(
+    client: Client, model: ThreadChatOpenAI, *, is_async: bool
+) -> None:
+    callbacks = SessionCallbacks(client, resume_wait_s=20.0 if is_async else 0.0)
+    graph = asking(model).with_config(callbacks=[callbacks])
+    thread = of(f"waiting-{is_async}")
+
+    def run(given: object) -> Any:  # noqa: ANN401 - the graph's state
+        return (
+            asyncio.run(graph.ainvoke(given, thread)) if is_async else graph.invoke(given, thread)
+        )
+
+    session_id = thread["configurable"]["thread_id"]
+    run({"messages": [LONG]})
+    assert client.get_session(session_id).state == "suspended"
+    state = run(Command(resume="yes"))
+    assert len(state["messages"]) == 4
+    assert kinds(client, session_id)[:3] == ["created", "turn", "suspended"]
+    # One that was not waited for may end after the turn.
+    resumed = next(client.stream_events(session_id=session_id, kinds=["resumed"], after=0))
+    assert resumed.detail["outcome"] == "warm"
+
+
+def test_one_model_serves_any_number_of_threads(client: Client, model: ThreadChatOpenAI) -> None:
+    graph = asking(model)
+    for thread_id in ("one", "two", 3, "user:4"):
+        graph.invoke({"messages": [LONG]}, of(thread_id))
+    known = {one.session_id for one in client.list_sessions()}
+    assert {"one", "two", "3", session_of_thread("user:4")} <= known
+    assert all("suspended" not in kinds(client, name) for name in ("one", "two", "3"))
+
+
+def test_every_way_to_call_the_model(client: Client, model: ThreadChatOpenAI) -> None:
+    async def collect() -> None:
+        await model.ainvoke([LONG], of("ainvoke"))
+        async for _ in model.astream([LONG], of("astream")):
+            pass
+
+    model.invoke([LONG], of("invoke"))
+    list(model.stream([LONG], of("stream")))
+    model.batch([[LONG]], of("batch"))
+    model.bind(stop=["x"]).invoke([LONG], of("bound"))
+    model.invoke([LONG], of("x"), extra_headers={"X-Session-Id": "chosen"})
+    asyncio.run(collect())
+    known = {one.session_id for one in client.list_sessions()}
+    assert {"invoke", "stream", "batch", "bound", "chosen", "ainvoke", "astream"} <= known
+    assert "x" not in known
+
+
+def test_a_call_outside_of_a_thread_is_in_no_session(
+    client: Client, model: ThreadChatOpenAI
+) -> None:
+    before = list(client.list_sessions())
+    model.invoke([LONG])
+    assert list(client.list_sessions()) == before
+
+
+def test_what_fails_disturbs_no_graph(
+    model: ThreadChatOpenAI, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Client("http://127.0.0.1:9", retries=0) as nobody:
+        graph = asking(model).with_config(callbacks=[SessionCallbacks(nobody)])
+        with caplog.at_level(logging.WARNING):
+            graph.invoke({"messages": [LONG]}, of("troubled"))
+            state = graph.invoke(Command(resume="yes"), of("troubled"))
+    assert len(state["messages"]) == 4
+    ours = [one.getMessage() for one in caplog.records if one.name.startswith("sessiond.")]
+    assert ["not suspended" in ours[0], "not resumed" in ours[1]] == [True, True]
+
+
+@pytest.mark.parametrize("thread_id", ["a", "A-1_b", 7, "", "a/b", "ü", "x" * 65, "\ud800", "../x"])
+def test_every_thread_has_a_session(thread_id: object) -> None:
+    session_id = session_of_thread(thread_id)
+    assert parse_session_id(session_id) == session_id
+    assert session_of_thread(thread_id) == session_id
+    assert session_of_thread(session_id) == session_id
+    assert session_of_thread(f"{thread_id}.") != session_id

@@ -1,0 +1,95 @@
+"""The Agents SDK with our parts, against the gateway and a fake engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from agents import Agent, ModelSettings, RunConfig, RunContextWrapper, Runner, function_tool
+
+from sessiond.client import AsyncClient, Client
+from sessiond.integrations.openai_agents import SessionHooks, SessionRunner
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from sessiond.testing.served import ServedWorld
+
+QUIET = RunConfig(tracing_disabled=True)
+
+
+def clerk() -> Agent[Any]:
+    return Agent(name="clerk", instructions="Be kind. " * 40, model="smol")
+
+
+def inside(
+    served: ServedWorld, body: Callable[[AsyncClient, SessionRunner], Awaitable[None]]
+) -> None:
+    """Run *body* in an event loop of its own."""
+
+    async def run() -> None:
+        async with AsyncClient(served.url, retries=0) as client, SessionRunner(client) as runner:
+            await body(client, runner)
+
+    asyncio.run(run())
+
+
+@pytest.mark.usefixtures("engine")
+def test_the_session_is_named_for_each_run(served: ServedWorld, client: Client) -> None:
+    async def body(_client: AsyncClient, runner: SessionRunner) -> None:
+        agent = clerk()
+        for session_id in ("run-1", "run-2"):
+            await runner.run(agent, "Hello.", session_id, run_config=QUIET)
+        streamed = Runner.run_streamed(agent, "Hi.", run_config=runner.config("run-3", QUIET))
+        async for _ in streamed.stream_events():
+            pass
+
+    inside(served, body)
+    for session_id in ("run-1", "run-2", "run-3"):
+        assert client.get_session(session_id).state == "active"
+
+
+def test_what_was_configured_stays(served: ServedWorld) -> None:
+    async def body(_client: AsyncClient, runner: SessionRunner) -> None:
+        headers = {"X-Other": "1", "X-Session-Id": "old"}
+        settings = ModelSettings(temperature=0.5, extra_headers=headers)
+        given = RunConfig(workflow_name="mine", model_settings=settings)
+        made = runner.config("new", given)
+        assert made.workflow_name == "mine"
+        assert made.model_settings is not None
+        assert made.model_settings.temperature == 0.5
+        assert made.model_settings.extra_headers == {"X-Other": "1", "X-Session-Id": "new"}
+        assert headers["X-Session-Id"] == "old"
+
+    inside(served, body)
+
+
+@pytest.mark.usefixtures("engine")
+def test_a_slow_tool_is_a_time_to_be_away(
+    served: ServedWorld, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    context: RunContextWrapper[Any] = RunContextWrapper(None)
+    slow, quick = (
+        function_tool(lambda: "done", name_override=name) for name in ("ask_person", "add")
+    )
+
+    async def body(asynchronous: AsyncClient, runner: SessionRunner) -> None:
+        agent, hooks = clerk(), SessionHooks(asynchronous, "away", ["ask_person"])
+        await runner.run(agent, "Hello.", "away", run_config=QUIET, hooks=hooks)
+        await hooks.on_tool_start(context, agent, quick)
+        assert client.get_session("away").state == "active"
+        await hooks.on_tool_start(context, agent, slow)
+        assert client.get_session("away").state == "suspended"
+        await hooks.on_tool_end(context, agent, slow, "done")
+        resumed = next(client.stream_events(session_id="away", kinds=["resumed"], after=0))
+        assert resumed.detail["outcome"] == "warm"
+        hooks = SessionHooks(asynchronous, "unknown", ["ask_person"])
+        with caplog.at_level(logging.WARNING):
+            await hooks.on_tool_start(context, agent, slow)
+            await hooks.on_tool_end(context, agent, slow, "done")
+
+    inside(served, body)
+    ours = [one.getMessage() for one in caplog.records if one.name.startswith("sessiond.")]
+    assert ["not suspended" in ours[0], "not resumed" in ours[1]] == [True, True]
