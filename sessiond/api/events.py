@@ -63,7 +63,8 @@ def events_router(services: Services) -> APIRouter:
         """Follow the events of all the caller's sessions: none is skipped, each has its id.
 
         Ends when the daemon does; whoever comes back with the last id goes on behind it, at any
-        daemon of the registry.
+        daemon of the registry. Of a database that was lost and built anew, or lost its last
+        moment in a power cut, ids may be given again: then begin with 0.
         """
         wanted = None if session_id is None else parse_session_id(session_id)
         interest = Interest(tenant, wanted, frozenset(kind or ()))

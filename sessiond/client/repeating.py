@@ -123,7 +123,7 @@ class Reconnects:
         """Return how long to wait before the next attempt.
 
         :raises UnreachableError: it has been lost for too long.
-        :raises ApiError: a refusal that stays.
+        :raises ApiError: a refusal that stays, or has lasted for as long.
         """
         if isinstance(error, ApiError) and not error.retryable:
             raise error
@@ -132,4 +132,6 @@ class Reconnects:
             self._lost_s = now_s
         if now_s - self._lost_s < RECONNECT_S:
             return RECONNECT_PAUSE_S
+        if isinstance(error, ApiError):
+            raise error
         raise UnreachableError("The stream of events is lost.") from error

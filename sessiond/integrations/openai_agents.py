@@ -66,7 +66,11 @@ class SessionRunner:
         await self._openai.close()
 
     def config(self, session_id: str, config: RunConfig | None = None) -> RunConfig:
-        """Return a configuration for ``Runner``: every model call is a turn of the session."""
+        """Return a configuration for ``Runner``: every model call is a turn of the session.
+
+        As the SDK has it, the headers of a run replace the ``extra_headers`` in the settings of
+        its agents: give those that all calls need in *config*.
+        """
         given = config or RunConfig()
         settings = given.model_settings or ModelSettings()
         headers = {**(settings.extra_headers or {}), _HEADER: session_id}

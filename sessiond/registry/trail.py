@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import bindparam, delete, insert, select
+from sqlalchemy import bindparam, delete, insert, select, tuple_
 from sqlalchemy.exc import IntegrityError
 
 from sessiond.domain.errors import ConflictError, InvalidInputError
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: Who notes an event that somebody else noted too is not later than so many others.
 _LOOK_BACK = 100
+#: The largest number that a database can give.
+_MAX_ID: Final = 2**63 - 1
 
 
 # Each turn adds an event, so these are made once.
@@ -88,8 +90,12 @@ def tenant_events(
 
 def newest_event_id(db: Database, tenant: TenantId) -> int:
     """Return the number of a tenant's newest event; 0 without one."""
-    query = select(EventRow.event_id).where(EventRow.tenant == tenant)
-    return db.scalar(query.order_by(EventRow.event_id.desc()).limit(1)) or 0
+    place = tuple_(EventRow.tenant, EventRow.event_id)
+    # Of equal tenants, PostgreSQL may read all tenants' events backwards until one is found.
+    query = select(EventRow.tenant, EventRow.event_id).where(place <= (tenant, _MAX_ID))
+    last = query.order_by(EventRow.tenant.desc(), EventRow.event_id.desc()).limit(1)
+    found = db.execute(last).one_or_none()
+    return found.event_id if found and found.tenant == tenant else 0
 
 
 def remember(db: Database, wanted: IdempotencyKeyRow) -> str | None:

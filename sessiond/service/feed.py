@@ -7,18 +7,23 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from sessiond.domain.errors import RegistryUnavailableError, TooManyListenersError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from sessiond.domain.ids import SessionId, TenantId
     from sessiond.domain.session import Event
     from sessiond.service.context import Context
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
 _PAGE = 100
+#: Listeners that read at once: the daemon has few threads, and they are for everything else too.
+_READS = 2
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,7 @@ class Feed:
         self._context = context
         self._open: Counter[TenantId] = Counter()
         self._ended = asyncio.Event()
+        self._reads = asyncio.Semaphore(_READS)
 
     def close(self) -> None:
         """Let all listeners come to their end, now and later."""
@@ -69,9 +75,7 @@ class Feed:
             raise TooManyListenersError
         self._open[interest.tenant] += 1
         try:
-            newest_id = await self._context.blocking(
-                self._context.registry.newest_event_id, interest.tenant
-            )
+            newest_id = await self.read(self._context.registry.newest_event_id, interest.tenant)
         except BaseException:
             self.leave(interest)
             raise
@@ -82,6 +86,11 @@ class Feed:
     def leave(self, interest: Interest) -> None:
         """Give a listener's place to others."""
         self._open[interest.tenant] -= 1
+
+    async def read(self, query: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Return what a query of the registry returns, when it is its turn."""
+        async with self._reads:
+            return await self._context.blocking(query, *args, **kwargs)
 
     @property
     def has_ended(self) -> bool:
@@ -122,7 +131,7 @@ class Listener:
 
     async def _read(self) -> list[Event]:
         try:
-            page = await self._context.blocking(
+            page = await self._feed.read(
                 self._context.registry.tenant_events,
                 self._interest.tenant,
                 session_id=self._interest.session_id,

@@ -1,4 +1,4 @@
-"""The README's examples are short, and work."""
+"""The README's examples are short, and those in Python work."""
 
 from __future__ import annotations
 

@@ -20,18 +20,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 TIMEOUT_S = 60.0
-#: Tells its process id, then each signal that it gets; ends with status 7 after SIGTERM.
+#: Tells its process id, then each signal that it gets; ends with status 7 after SIGTERM. A signal
+#: may come at any instant: print() must not interrupt itself, nor pause() miss the last one.
 CHILD = """
-import os, signal, sys
+import os, signal, sys, time
+def tell(text):
+    os.write(1, f"{text}\\n".encode())
 def told(number, frame):
-    print(signal.Signals(number).name, flush=True)
+    tell(signal.Signals(number).name)
     if number == signal.SIGTERM:
         sys.exit(7)
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
     signal.signal(number, told)
-print(os.getpid(), flush=True)
+tell(os.getpid())
 while True:
-    signal.pause()
+    time.sleep(0.05)
 """
 
 

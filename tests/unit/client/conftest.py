@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Road:
     """What happens to requests on their way; each entry is for one request.
 
-    A fault with ``is_lost_answer`` lets the request through and loses its answer.
+    A fault keeps the request from the daemon; a lost answer comes after it has been served.
     """
 
     faults: list[Exception] = field(default_factory=list)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from typing import Any, get_type_hints
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from hypothesis import given
@@ -55,6 +56,15 @@ PAIRS: dict[type[Any], type[BaseModel]] = {
 @pytest.mark.parametrize("kind", PAIRS)
 def test_the_fields_are_the_daemon_s(kind: type[Any]) -> None:
     assert {one.name for one in fields(kind)} == set(PAIRS[kind].model_fields)
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_what_may_be_null_may_be_none(kind: type[Any]) -> None:
+    told = {name: one.annotation for name, one in PAIRS[kind].model_fields.items()}
+    known = get_type_hints(kind)
+    nullable = {name for name, hint in told.items() if NoneType in get_args(hint)}
+    free = {name for name, hint in known.items() if hint is Any}
+    assert {name for name, hint in known.items() if NoneType in get_args(hint)} == nullable - free
 
 
 def test_every_answer_has_its_model() -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from sessiond.client import ApiError, Event, NotSessiondError, UnreachableError, repeating
 from sessiond.client.sse import EventReader
+from sessiond.domain.errors import RegistryUnavailableError
 from sessiond.domain.ids import SessionId
 from sessiond.testing.world import AGENT
 
@@ -65,6 +66,16 @@ def test_a_refusal_is_told_at_once(api: Either) -> None:
         api.first(1, "stream_events", session_id="a/b")
 
 
+def test_a_refusal_that_lasts_is_told_as_it_is(
+    api: Either, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repeating, "RECONNECT_S", 0.0)
+    monkeypatch.setattr(api.served.world.registry, "newest_event_id", unavailable)
+    with pytest.raises(ApiError) as caught:
+        api.first(1, "stream_events")
+    assert (caught.value.code, caught.value.status) == ("registry_unavailable", 503)
+
+
 LINES = st.lists(st.sampled_from([": note", "id: 3", "retry: 9", "event: x", "", "dat", "junk"]))
 
 
@@ -89,3 +100,7 @@ def test_what_is_no_event(data: str) -> None:
     assert list(reader.feed(f"data: {data}")) == []
     with pytest.raises(NotSessiondError):
         list(reader.feed(""))
+
+
+def unavailable(*_: object) -> int:
+    raise RegistryUnavailableError

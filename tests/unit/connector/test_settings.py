@@ -39,6 +39,7 @@ def test_every_setting_can_be_given() -> None:
         "hold_deadline_s": 3.5,
         "segment_limit_bytes": 4096,
         "free_space_floor_bytes": 0,
+        "launch": "b103c350",
         "allow_weight_updates": True,
         "raise_in": ["a", "b"],
     }

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -153,6 +154,29 @@ async def test_a_registry_that_is_away_for_a_while(
             waiting = asyncio.ensure_future(anext(batches))
             await tried.wait()
         assert [event.kind for event in (await waiting).events] == ["created"]
+
+
+async def test_listeners_leave_threads_to_others(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many there are, and however long the registry keeps them waiting."""
+    reading, gate, loop = asyncio.Event(), threading.Event(), asyncio.get_running_loop()
+
+    def held(*_: object, **__: object) -> list[object]:
+        loop.call_soon_threadsafe(reading.set)
+        gate.wait(60)
+        return []
+
+    monkeypatch.setattr(world.registry, "tenant_events", held)
+    listeners = [await world.services.feed.listen(ALL, 0) for _ in range(10)]
+    waiting = [asyncio.ensure_future(anext(aiter(one.batches()))) for one in listeners]
+    await reading.wait()  # now all of them have asked
+    try:
+        await asyncio.wait_for(world.services.context.blocking(lambda: None), 20)
+    finally:
+        gate.set()
+        world.services.feed.close()
+        await asyncio.gather(*waiting, return_exceptions=True)
 
 
 async def test_all_listeners_end_with_the_feed(world: World) -> None:
