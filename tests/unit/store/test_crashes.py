@@ -8,6 +8,7 @@ must leave no file that belongs to neither.
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -52,6 +53,29 @@ FORK = SessionId("fork")
 Action = Callable[[Store], object]
 
 
+class SegmentIds:
+    """Ids that differ, in one folder for what is prepared and in another for what is tried.
+
+    Random ones share a folder now and then, and an operation that need not make it has fewer steps.
+    """
+
+    def __init__(self) -> None:
+        self.folder = "aa"
+        self._numbers = itertools.count()
+
+    def __call__(self) -> str:
+        return f"{self.folder}{next(self._numbers):030x}"
+
+
+SEGMENT_IDS = SegmentIds()
+
+
+@pytest.fixture(autouse=True)
+def same_steps_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sessiond.store.store.new_hex_id", SEGMENT_IDS)
+    SEGMENT_IDS.folder = "aa"
+
+
 @dataclass(frozen=True)
 class State:
     """What a new process finds."""
@@ -81,6 +105,7 @@ class Trial:
         self.folder, self.keys, self.action = folder, keys, action
         self.base = folder / "base"
         prepare(Store.open(self.base, keys))
+        SEGMENT_IDS.folder = "bb"
         self.before = state_of(self.copy("before"))
         after = self.copy("after")
         self.steps = count_steps(lambda ops: action(self.open("after", ops)))
