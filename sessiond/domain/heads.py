@@ -66,6 +66,17 @@ class Branch:
     split: TurnSplit
     adapter_name: str = ""  #: under which the engine serves the adapter
 
+    def as_json(self) -> dict[str, JsonValue]:
+        """Return the form used in files and between processes; its tokens go beside it."""
+        return {
+            "tokens": len(self.tokens),
+            "adapter_digest": self.adapter_digest,
+            "adapter_name": self.adapter_name,
+            "cache_salt_hash": self.cache_salt_hash,
+            "updated_unix_s": self.updated_unix_s,
+            "split": asdict(self.split),
+        }
+
     @property
     def kv_tokens(self) -> int:
         """Tokens whose KV exists: the last sampled token was never computed."""

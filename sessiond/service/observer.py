@@ -36,28 +36,3 @@ class Observer(Protocol):
 
     def paused(self, *, on: bool) -> None:
         """Take note of whether the sweeps are paused."""
-
-
-class Deaf:
-    """An observer that ignores everything."""
-
-    def ended(self, kind: OperationKind, outcome: str, reason: str, seconds: float) -> None:
-        """Do nothing."""
-
-    def explained(self, kind: str, causes: Iterable[Cause]) -> None:
-        """Do nothing."""
-
-    def removed(self, cause: RemovalCause, size_bytes: int, *, unread: bool) -> None:
-        """Do nothing."""
-
-    def measured(self, by_kind: Mapping[str, int], free_bytes: int) -> None:
-        """Do nothing."""
-
-    def verified(self, stored_bytes: int, damaged: int) -> None:
-        """Do nothing."""
-
-    def swept(self, report: SweepReport) -> None:
-        """Do nothing."""
-
-    def paused(self, *, on: bool) -> None:
-        """Do nothing."""

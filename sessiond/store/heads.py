@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from sessiond.domain.errors import StoreCorruptError
@@ -30,17 +29,7 @@ def pack_head(head: Head, keys: KeyRing) -> bytes:
         "sequence": head.sequence,
         "turns_in_flight": head.turns_in_flight,
         "updated_unix_s": head.updated_unix_s,
-        "branches": [
-            {
-                "tokens": len(branch.tokens),
-                "adapter_digest": branch.adapter_digest,
-                "adapter_name": branch.adapter_name,
-                "cache_salt_hash": branch.cache_salt_hash,
-                "updated_unix_s": branch.updated_unix_s,
-                "split": asdict(branch.split),
-            }
-            for branch in head.branches
-        ],
+        "branches": [branch.as_json() for branch in head.branches],
         "last_turn": head.last_turn.as_json() if head.last_turn else None,
         "unkept": head.unkept,
     }

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from sessiond.testing.fake_engine import FakeEngine
 
-_NO_TOKENS = 16
-
 
 @dataclass
 class StreamFaults:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
-from sessiond.domain.ids import DEFAULT_TENANT, SessionId, new_operation_id, new_session_id
+from sessiond.domain.engines import EngineInfo
+from sessiond.domain.fingerprint import Fingerprint
+from sessiond.domain.ids import (
+    DEFAULT_TENANT,
+    EngineId,
+    SessionId,
+    new_operation_id,
+    new_session_id,
+)
 from sessiond.domain.session import Operation, OperationKind, OperationStatus, Session
 from sessiond.domain.snapshot import SnapshotSummary
 
@@ -31,6 +39,25 @@ def a_session(session_id: str | None = None, **fields: Any) -> Session:  # noqa:
         last_reason="",
     )
     return replace(session, **fields)
+
+
+def an_engine(**fields: Any) -> EngineInfo:  # noqa: ANN401 - any field
+    """Return an engine without KV groups or adapters, with the given fields."""
+    engine = EngineInfo(
+        engine_id=EngineId("e" * 32),
+        url="",
+        model="smol",
+        pid=1,
+        started_unix_s=0.0,
+        heartbeat_unix_s=0.0,
+        fingerprint=Fingerprint({}),
+        chunk_tokens=128,
+        chunk_bytes=1,
+        ram_tier_chunks=1,
+        max_model_tokens=1,
+        vllm_version="0.32.0",
+    )
+    return replace(engine, **fields)
 
 
 def an_operation(session: Session, **fields: Any) -> Operation:  # noqa: ANN401 - any field

@@ -254,6 +254,11 @@ def reasons(told: dict[str, Any]) -> list[str]:
     return [cause["reason"] for cause in told["causes"]]
 
 
+def suspends(engine: FakeEngine) -> int:
+    """Return how many suspend requests an engine has seen."""
+    return sum(seen.op == "suspend" for seen in engine.seen)
+
+
 def text(length: int, seed: int = 1) -> TokenIds[int]:
     """Return tokens that look like nothing else's."""
     return token_ids((seed * 7919 + at * 31) % 50_000 for at in range(length))

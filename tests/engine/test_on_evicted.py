@@ -11,6 +11,7 @@ import pytest
 from sessiond.domain.ids import DEFAULT_TENANT, SessionId
 from sessiond.store.store import Store
 from sessiond.testing.agent import Agent
+from sessiond.testing.replies import require_same_tokens
 from sessiond.testing.stack import Stack
 
 CHUNK_TOKENS = 128
@@ -22,8 +23,6 @@ PUSHING_TOKENS = 20 * CHUNK_TOKENS
 REPLY_TOKENS = 12
 #: The requests of a suspend need a block or two themselves, so that counts differ by so many.
 ATTEMPTS = 4
-#: Nats. What is computed again had other batches than the reference, so a near tie may flip.
-TOLERANCE = 0.2
 
 
 def turn(agent: Agent, prompt: Any, tokens: int) -> dict[str, Any]:  # noqa: ANN401 - token ids
@@ -57,17 +56,6 @@ def counts(told: dict[str, Any]) -> tuple[int, int, int]:
     found = told["snapshot"]["tokens_restorable"], told["missing_tokens"], told["recomputed_tokens"]
     kept, lost, recomputed = (tokens // CHUNK_TOKENS for tokens in found)
     return kept, lost, recomputed
-
-
-def require_same_tokens(answer: dict[str, Any], reference: dict[str, Any]) -> None:
-    """The same tokens, up to a near tie of the reference's."""
-    (got,), (expected,) = answer["choices"], reference["choices"]
-    pairs = zip(got["token_ids"], expected["token_ids"], strict=True)
-    differing = [at for at, (one, other) in enumerate(pairs) if one != other]
-    if differing:
-        likely = expected["logprobs"]["top_logprobs"][differing[0]]
-        chosen = got["logprobs"]["tokens"][differing[0]]
-        assert max(likely.values()) - likely[chosen] < TOLERANCE
 
 
 def test_prefix_keeps_what_is_there(

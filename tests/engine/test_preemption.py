@@ -14,6 +14,7 @@ import httpx
 from sessiond.domain.ids import DEFAULT_TENANT, SessionId
 from sessiond.store.store import Store
 from sessiond.testing.agent import Agent
+from sessiond.testing.replies import require_same_tokens
 from sessiond.testing.stack import Stack
 
 CHUNK_TOKENS = 128
@@ -24,8 +25,6 @@ OTHER_TOKENS = 730
 TOKENS = 50
 STRANGER_TOKENS = 90
 ATTEMPTS = 3
-#: Nats. A preempted turn computes in other batches than its reference, so a near tie may flip.
-TOLERANCE = 0.2
 
 
 def metric(stack: Stack, name: str) -> float:
@@ -80,17 +79,6 @@ def crowd_out(
         for other in waiting:
             assert other.result()["usage"]["completion_tokens"] >= TOKENS
     return answer
-
-
-def require_same_tokens(answer: dict[str, Any], reference: dict[str, Any]) -> None:
-    """The same tokens, up to a near tie of the reference's."""
-    (got,), (expected,) = answer["choices"], reference["choices"]
-    pairs = zip(got["token_ids"], expected["token_ids"], strict=True)
-    differing = [at for at, (one, other) in enumerate(pairs) if one != other]
-    if differing:
-        likely = expected["logprobs"]["top_logprobs"][differing[0]]
-        chosen = got["logprobs"]["tokens"][differing[0]]
-        assert max(likely.values()) - likely[chosen] < TOLERANCE
 
 
 def test_a_restored_turn_that_is_preempted_has_the_right_tokens(

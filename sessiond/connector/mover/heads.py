@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import asdict
 from typing import Any
 
 from sessiond.connector.mover import protocol
@@ -21,7 +20,7 @@ def message_of(head: Head, head_id: int) -> protocol.WriteHead:
         sequence=head.sequence,
         turns_in_flight=head.turns_in_flight,
         updated_unix_s=head.updated_unix_s,
-        branches=[_described(branch) for branch in head.branches],
+        branches=[branch.as_json() for branch in head.branches],
         last_turn=head.last_turn.as_json() if head.last_turn else None,
         unkept=head.unkept,
         payload=b"".join(to_bytes(branch.tokens) for branch in head.branches),
@@ -52,17 +51,6 @@ def _last_turn(described: dict[str, Any]) -> LastTurn:
             "causes": tuple(map(Cause.from_json, causes)),
         }
     )
-
-
-def _described(branch: Branch) -> dict[str, Any]:
-    return {
-        "tokens": len(branch.tokens),
-        "adapter_digest": branch.adapter_digest,
-        "adapter_name": branch.adapter_name,
-        "cache_salt_hash": branch.cache_salt_hash,
-        "updated_unix_s": branch.updated_unix_s,
-        "split": asdict(branch.split),
-    }
 
 
 def _branches(described: list[dict[str, Any]], payload: memoryview) -> tuple[Branch, ...]:

@@ -6,14 +6,12 @@ import pytest
 
 from sessiond.domain.engines import (
     VLLM_RANGE,
-    EngineInfo,
     ServedAdapter,
     vllm_range_text,
     vllm_supported,
 )
-from sessiond.domain.fingerprint import Fingerprint
-from sessiond.domain.ids import EngineId
 from sessiond.domain.reasons import Cause, Reason
+from sessiond.testing.values import an_engine
 
 
 @pytest.mark.parametrize(
@@ -75,21 +73,3 @@ def test_adapters_are_found_by_proved_content_only() -> None:
 def test_an_unproven_adapter_says_why() -> None:
     assert POET.cause() is None
     assert NEW.cause() == Cause(Reason.ADAPTER_UNPROVEN, "adapter 'new': it is read")
-
-
-def an_engine(adapters: tuple[ServedAdapter, ...]) -> EngineInfo:
-    return EngineInfo(
-        engine_id=EngineId("e" * 32),
-        url="",
-        model="smol",
-        pid=1,
-        started_unix_s=0.0,
-        heartbeat_unix_s=0.0,
-        fingerprint=Fingerprint({}),
-        chunk_tokens=128,
-        chunk_bytes=1,
-        ram_tier_chunks=1,
-        max_model_tokens=1,
-        vllm_version="0.32.0",
-        adapters=adapters,
-    )

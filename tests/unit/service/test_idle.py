@@ -10,20 +10,12 @@ from sessiond.domain.ids import DEFAULT_TENANT
 from sessiond.domain.session import NEVER_IDLE_S, Presence, SessionState
 from sessiond.service.judge import is_due_in_window
 from sessiond.testing.values import a_session
-from sessiond.testing.world import AGENT, World, report, text
+from sessiond.testing.world import AGENT, World, report
 
 if TYPE_CHECKING:
     from sessiond.testing.fake_engine import FakeEngine
 
 IDLE_S = 300.0
-
-
-@pytest.fixture
-async def engine(world: World) -> FakeEngine:
-    engine = world.start_engine()
-    await world.create()
-    await world.turn(AGENT, text(100))
-    return engine
 
 
 async def is_swept(world: World) -> bool:

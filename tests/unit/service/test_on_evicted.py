@@ -13,7 +13,7 @@ from sessiond.domain.ids import DEFAULT_TENANT
 from sessiond.domain.reasons import Reason
 from sessiond.domain.session import OnEvicted, SessionState
 from sessiond.service.rebuild import rebuild_registry
-from sessiond.testing.world import AGENT, World, problem, reasons, report, text
+from sessiond.testing.world import AGENT, World, problem, reasons, report, suspends, text
 
 if TYPE_CHECKING:
     from typing import Any
@@ -31,10 +31,6 @@ async def engine(world: World) -> FakeEngine:
     await world.turn(AGENT, text(100))
     engine.evict(keep_tokens=50)
     return engine
-
-
-def suspends(engine: FakeEngine) -> int:
-    return sum(seen.op == "suspend" for seen in engine.seen)
 
 
 def counts(told: dict[str, Any]) -> tuple[int, int, int, int]:

@@ -11,7 +11,7 @@ from sessiond.domain.ids import DEFAULT_TENANT, SessionId
 from sessiond.domain.pause import Pause
 from sessiond.domain.session import SessionState
 from sessiond.service.pauses import Pauses
-from sessiond.testing.world import AGENT, World, report, text
+from sessiond.testing.world import World, report, suspends, text
 
 if TYPE_CHECKING:
     from sessiond.testing.fake_engine import FakeEngine
@@ -22,16 +22,9 @@ IDLE_S = 300.0
 
 
 @pytest.fixture
-async def engine(world: World) -> FakeEngine:
-    engine = world.start_engine()
-    await world.create()
-    await world.turn(AGENT, text(100))
+async def engine(engine: FakeEngine, world: World) -> FakeEngine:
     world.pass_time(IDLE_S + 1)
     return engine
-
-
-def suspends(engine: FakeEngine) -> int:
-    return sum(seen.op == "suspend" for seen in engine.seen)
 
 
 async def test_it_stops_sweeps_until_it_is_taken_back(world: World, engine: FakeEngine) -> None:

@@ -26,7 +26,7 @@ from sessiond.domain.session import OperationKind, OperationStatus, SessionState
 from sessiond.service.services import build
 from sessiond.store.verify import VerifyOptions
 from sessiond.testing.values import an_operation
-from sessiond.testing.world import AGENT, QUICK, World, open_world, problem, report, text
+from sessiond.testing.world import AGENT, PATIENT, World, open_world, problem, report, text
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -44,18 +44,9 @@ LATER_S = 1000.0
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     """A service whose deadlines and leases do not run out while a gate is closed."""
-    limits = replace(QUICK, suspend_deadline_s=60.0, resume_deadline_s=60.0, lease_s=60.0)
-    async with open_world(tmp_path, limits=limits) as world:
+    async with open_world(tmp_path, limits=PATIENT) as world:
         yield world
         await require_settled(world)
-
-
-@pytest.fixture
-async def engine(world: World) -> FakeEngine:
-    engine = world.start_engine()
-    await world.create()
-    await world.turn(AGENT, text(100))
-    return engine
 
 
 async def require_settled(world: World) -> None:

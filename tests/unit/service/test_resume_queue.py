@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sessiond.domain.engines import EngineInfo
-from sessiond.domain.fingerprint import Fingerprint
 from sessiond.domain.ids import DEFAULT_TENANT, EngineId, SessionId
 from sessiond.domain.reasons import Reason
 from sessiond.domain.session import OperationStatus
 from sessiond.service.resume_queue import MOST_AT_ONCE, ResumeQueue
-from sessiond.testing.world import AGENT, QUICK, World, open_world, problem, report, text
+from sessiond.testing.values import an_engine
+from sessiond.testing.world import AGENT, PATIENT, World, open_world, problem, report, text
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -29,20 +29,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 
-ENGINE = EngineInfo(
-    engine_id=EngineId("e" * 32),
-    url="",
-    model="smol",
-    pid=1,
-    started_unix_s=0.0,
-    heartbeat_unix_s=0.0,
-    fingerprint=Fingerprint({}),
-    chunk_tokens=16,
-    chunk_bytes=1,
-    ram_tier_chunks=10,
-    max_model_tokens=8192,
-    vllm_version="0.32.0",
-)
+ENGINE = an_engine(chunk_tokens=16, ram_tier_chunks=10, max_model_tokens=8192)
 CHUNKS = 6  # of a session
 STORM = 50
 
@@ -204,8 +191,7 @@ async def test_engines_do_not_wait_for_each_other() -> None:
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     """A service whose clocks decide nothing, however slow the machine is."""
-    limits = replace(QUICK, resume_deadline_s=60.0, lease_s=60.0)
-    async with open_world(tmp_path, limits=limits) as world:
+    async with open_world(tmp_path, limits=PATIENT) as world:
         yield world
 
 

@@ -15,7 +15,17 @@ from sessiond.service.retention import Retention
 from sessiond.store.usage import DiskKind
 from sessiond.testing.files import FaultyOps
 from sessiond.testing.values import an_operation
-from sessiond.testing.world import AGENT, QUICK, World, open_world, problem, reasons, report, text
+from sessiond.testing.world import (
+    AGENT,
+    QUICK,
+    World,
+    open_world,
+    problem,
+    reasons,
+    report,
+    suspends,
+    text,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -25,7 +35,6 @@ if TYPE_CHECKING:
     from sessiond.domain.session import Operation
     from sessiond.service.pressure import RetentionReport
     from sessiond.store.usage import Usage
-    from sessiond.testing.fake_engine import FakeEngine
 
 pytestmark = pytest.mark.anyio
 
@@ -76,10 +85,6 @@ def held_bytes(world: World) -> int:
     """Return what snapshots take."""
     usage = world.store.upkeep.usage()
     return usage.by_kind[DiskKind.SEGMENTS] + usage.by_kind[DiskKind.MANIFESTS]
-
-
-def suspends(engine: FakeEngine) -> int:
-    return sum(seen.op == "suspend" for seen in engine.seen)
 
 
 def bound(world: World, **limits: Any) -> None:  # noqa: ANN401 - see Limits

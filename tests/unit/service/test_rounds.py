@@ -10,7 +10,7 @@ from sessiond.domain.canonical import JsonValue
 from sessiond.domain.engines import EngineInfo
 from sessiond.domain.fingerprint import Fingerprint
 from sessiond.domain.heads import Branch, Head, TurnSplit
-from sessiond.domain.ids import DEFAULT_TENANT, EngineId, SessionId
+from sessiond.domain.ids import DEFAULT_TENANT, SessionId
 from sessiond.domain.outcomes import Outcome
 from sessiond.domain.reasons import Cause, Reason
 from sessiond.domain.session import OnEvicted
@@ -21,7 +21,7 @@ from sessiond.service import resume_rounds, suspend_rounds
 from sessiond.service.engines import Located
 from sessiond.service.judge import conclude, movable_tokens, storable_tokens
 from sessiond.service.suspend_plans import Source, begin, moved_on, stops
-from sessiond.testing.values import a_summary
+from sessiond.testing.values import a_summary, an_engine
 
 CHUNK = 16
 MANY = 10_000
@@ -184,21 +184,12 @@ def test_a_request_fits_into_the_model(kv: int, limit: int) -> None:
 
 def windowed_engine(windows: list[int], *, keeps_replies: bool = True) -> EngineInfo:
     groups: JsonValue = [{"window_tokens": window} for window in windows]
-    engine = EngineInfo(
-        engine_id=EngineId("e" * 32),
-        url="",
-        model="model",
-        pid=1,
-        started_unix_s=0.0,
-        heartbeat_unix_s=0.0,
+    return an_engine(
         fingerprint=Fingerprint({"kv_groups": groups}),
         chunk_tokens=CHUNK,
-        chunk_bytes=1,
-        ram_tier_chunks=1,
         max_model_tokens=1 << 20,
-        vllm_version="0.32.0",
+        keeps_replies=keeps_replies,
     )
-    return replace(engine, keeps_replies=keeps_replies)
 
 
 def test_replies_that_vllm_forgets_are_not_asked_for() -> None:

@@ -16,7 +16,16 @@ from sessiond.domain.errors import (
 from sessiond.domain.ids import DEFAULT_TENANT, SessionId
 from sessiond.domain.reasons import Reason
 from sessiond.domain.session import SessionState
-from sessiond.testing.world import AGENT, World, open_world, problem, reasons, report, text
+from sessiond.testing.world import (
+    AGENT,
+    World,
+    open_world,
+    problem,
+    reasons,
+    report,
+    suspends,
+    text,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,18 +33,6 @@ if TYPE_CHECKING:
     from sessiond.testing.fake_engine import FakeEngine
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def engine(world: World) -> FakeEngine:
-    engine = world.start_engine()
-    await world.create()
-    await world.turn(AGENT, text(100))
-    return engine
-
-
-def suspends(engine: FakeEngine) -> int:
-    return sum(seen.op == "suspend" for seen in engine.seen)
 
 
 async def test_a_second_suspend_answers_the_same_snapshot_at_once(

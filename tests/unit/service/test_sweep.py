@@ -14,7 +14,7 @@ from sessiond.domain.session import OnEvicted, Presence, SessionState
 from sessiond.service.judge import is_due
 from sessiond.service.sweep import SweepReport
 from sessiond.testing.values import a_session
-from sessiond.testing.world import AGENT, QUICK, World, open_world, report, text
+from sessiond.testing.world import AGENT, QUICK, World, open_world, report, suspends, text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,18 +23,6 @@ if TYPE_CHECKING:
     from sessiond.testing.fake_engine import FakeEngine
 
 IDLE_S = 300.0
-
-
-@pytest.fixture
-async def engine(world: World) -> FakeEngine:
-    engine = world.start_engine()
-    await world.create()
-    await world.turn(AGENT, text(100))
-    return engine
-
-
-def suspends(engine: FakeEngine) -> int:
-    return sum(seen.op == "suspend" for seen in engine.seen)
 
 
 @pytest.mark.anyio

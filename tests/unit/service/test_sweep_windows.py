@@ -11,7 +11,7 @@ from sessiond.domain.ids import DEFAULT_TENANT, SessionId
 from sessiond.domain.reasons import Reason
 from sessiond.domain.session import NEVER_IDLE_S, SessionState
 from sessiond.domain.windows import SweepWindow
-from sessiond.testing.world import AGENT, World, text
+from sessiond.testing.world import AGENT, World, suspends, text
 
 if TYPE_CHECKING:
     from sessiond.service.catalogue import Changes
@@ -21,18 +21,6 @@ pytestmark = pytest.mark.anyio
 
 EVENING = SweepWindow("evening", parse_cron("0 19 * * *"), "Europe/Berlin", idle_s=60.0)
 IDLE_S = 300.0
-
-
-@pytest.fixture
-async def engine(world: World) -> FakeEngine:
-    engine = world.start_engine()
-    await world.create()
-    await world.turn(AGENT, text(100))
-    return engine
-
-
-def suspends(engine: FakeEngine) -> int:
-    return sum(seen.op == "suspend" for seen in engine.seen)
 
 
 @pytest.mark.parametrize(
