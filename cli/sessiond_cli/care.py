@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from sessiond.domain.plans import PlanPolicy
 from sessiond.domain.session import OnEvicted
 from sessiond_cli.exits import USAGE_CODE
 from sessiond_cli.failures import CommandError
@@ -53,6 +54,50 @@ OnEvictedOption = Annotated[
         "rest again, or store nothing.",
     ),
 ]
+PlanPolicyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--plan-policy",
+        metavar="auto|always_load|never_load|objective|default",
+        show_default=False,
+        help="How it is decided between loading its snapshot and computing again.",
+    ),
+]
+ObjectiveOption = Annotated[
+    str | None,
+    typer.Option(
+        "--objective",
+        metavar="SECONDS|default",
+        show_default=False,
+        help="Within how many seconds it has to be ready; of the policy objective.",
+    ),
+]
+
+
+def plan_body(*, plan_policy: str | None, objective: str | None) -> Answer:
+    """Return the fields that were given.
+
+    :raises CommandError: one is neither a value nor ``default``.
+    """
+    body: dict[str, Any] = {}
+    if plan_policy is not None:
+        body["plan_policy"] = plan_policy_choice(plan_policy, may_be_default=True)
+    if objective is not None:
+        body["objective_s"] = _seconds("--objective", objective)
+    return body
+
+
+def plan_policy_choice(given: str, *, may_be_default: bool = False) -> str | None:
+    """Return the policy; ``None`` for ``default``.
+
+    :raises CommandError: there is no such policy.
+    """
+    if may_be_default and given == DEFAULT:
+        return None
+    if given not in set(PlanPolicy):
+        choices = ", ".join(PlanPolicy) + (f", {DEFAULT}" if may_be_default else "")
+        raise CommandError(USAGE_CODE, f"The policy is one of {choices}.")
+    return given
 
 
 def care_body(

@@ -17,6 +17,7 @@ from sessiond_cli.commands.engines_list import list_engines
 from sessiond_cli.commands.fork import fork
 from sessiond_cli.commands.list import list_sessions
 from sessiond_cli.commands.pause import pause, unpause
+from sessiond_cli.commands.plan import plan
 from sessiond_cli.commands.probe import probe
 from sessiond_cli.commands.purge import purge
 from sessiond_cli.commands.resume import resume
@@ -78,6 +79,7 @@ app.command("fork", epilog=EPILOG)(fork)
 app.command("drain", epilog=EPILOG)(drain)
 app.command("undrain", epilog=EPILOG)(undrain)
 app.command("probe", epilog=EPILOG)(probe)
+app.command("plan", epilog=EPILOG)(plan)
 app.command("purge", epilog=EPILOG)(purge)
 app.command("status", epilog=EPILOG)(status)
 app.command("pause", epilog=EPILOG)(pause)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic import context
 
-from sessiond.registry.dialects import alone_in_migration
+from sessiond.registry.migrating import alone_in_migration
 from sessiond.registry.models import Base
 
 

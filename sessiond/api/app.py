@@ -4,15 +4,17 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import cache, partial
+from types import MappingProxyType
 from typing import Any, Final
 
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from sessiond import __version__
 from sessiond.api import problems
 from sessiond.api.events import events_router
-from sessiond.api.gates import AuthGate, BodyGate, SessionIdGate
-from sessiond.api.gateway import GatewayPolicy, gateway_routes
+from sessiond.api.gates import AuthGate, BodyGate, SessionIdGate, TurnsFirst
+from sessiond.api.gateway import GatewayPolicy, gateway_routes, gateway_turns
 from sessiond.api.gateway_docs import gateway_paths
 from sessiond.api.metrics import Metrics
 from sessiond.api.models_upkeep import ProblemOut
@@ -51,11 +53,21 @@ class Policy:
     gateway: GatewayPolicy = field(default_factory=GatewayPolicy)
 
 
+class _App(FastAPI):
+    """FastAPI's application, with turns passed by."""
+
+    turns: Mapping[str, ASGIApp] = MappingProxyType({})
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """As FastAPI's, which asks for it before its first call."""
+        return TurnsFirst(self.turns, super().build_middleware_stack())
+
+
 def create_app(
     services: Services, policy: Policy, metrics: Metrics, lifespan: Lifespan | None = None
 ) -> FastAPI:
     """Return the ASGI application over *services*."""
-    app = FastAPI(
+    app = _App(
         title="sessiond",
         version=__version__,
         description=_DESCRIPTION,
@@ -73,6 +85,7 @@ def create_app(
     app.include_router(health_router(services, metrics))
     # First of all: turns are many, and they are matched one route after the other.
     app.router.routes[:0] = gateway_routes(services.gateway, policy.gateway)
+    app.turns = _guarded_turns(services, policy)
     problems.install(app)
     # The last one added is the first one passed.
     app.add_middleware(BodyGate, gateway_bytes=policy.gateway.max_body_bytes)
@@ -81,6 +94,15 @@ def create_app(
     # Made when somebody asks: it takes longer than all the rest.
     app.openapi = cache(partial(_described, app.openapi))  # type: ignore[method-assign]
     return app
+
+
+def _guarded_turns(services: Services, policy: Policy) -> dict[str, ASGIApp]:
+    """Return what answers turns, behind the same gates as all other calls."""
+    guarded: dict[str, ASGIApp] = {}
+    for address, turn in gateway_turns(services.gateway, policy.gateway).items():
+        sized = BodyGate(turn, gateway_bytes=policy.gateway.max_body_bytes)
+        guarded[address] = AuthGate(sized, policy.tokens, policy.operators)
+    return guarded
 
 
 def _described(fastapis_own: Callable[[], dict[str, Any]]) -> dict[str, Any]:

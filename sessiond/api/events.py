@@ -1,6 +1,7 @@
 """Events of the caller's tenant as a stream (server-sent events)."""
 
 import json
+import time
 from collections.abc import AsyncIterator
 from typing import Annotated, Any, Final
 
@@ -8,10 +9,11 @@ from fastapi import APIRouter, Header, Query
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from sessiond.api.callers import Tenant
-from sessiond.api.models import MAX_EVENT_ID
-from sessiond.domain.errors import InvalidInputError
-from sessiond.domain.ids import parse_session_id
+from sessiond.api.callers import After, Tenant
+from sessiond.domain.canonical import JsonValue
+from sessiond.domain.cursors import START, Cursor, cursor_of, parse_cursor
+from sessiond.domain.errors import EventsResetError
+from sessiond.domain.ids import DEFAULT_TENANT, SessionId, parse_session_id
 from sessiond.domain.session import Event
 from sessiond.service.feed import Batch, Interest, Listener
 from sessiond.service.services import Services
@@ -19,11 +21,11 @@ from sessiond.service.services import Services
 _MEDIA_TYPE: Final = "text/event-stream"
 #: After which a client that lost the stream comes back.
 _RETRY_MS: Final = 1000
-_MAX_DIGITS: Final = len(str(MAX_EVENT_ID))
 _EXAMPLE: Final = """\
-id: 41
+id: 41-9f86d081884c
 event: suspended
-data: {"event_id":41,"session_id":"agent-7","kind":"suspended","at_unix_s":1800000000.0,"detail":{}}
+data: {"event_id":41,"cursor":"41-9f86d081884c","session_id":"agent-7","kind":"suspended",\
+"at_unix_s":1800000000.0,"detail":{}}
 
 """
 _STREAM: Final[dict[int | str, dict[str, Any]]] = {
@@ -47,15 +49,7 @@ def events_router(services: Services) -> APIRouter:
             list[str] | None,
             Query(max_length=32, description="Only of these kinds.", examples=[["suspended"]]),
         ] = None,
-        after: Annotated[
-            int | None,
-            Query(
-                ge=0,
-                le=MAX_EVENT_ID,
-                description="The last event id seen; 0: from the beginning. Left out: only what "
-                "happens from now on.",
-            ),
-        ] = None,
+        after: After = "",
         last_event_id: Annotated[
             str, Header(description="The same, as clients of event streams send it; goes first.")
         ] = "",
@@ -63,13 +57,16 @@ def events_router(services: Services) -> APIRouter:
         """Follow the events of all the caller's sessions: none is skipped, each has its id.
 
         Ends when the daemon does; whoever comes back with the last id goes on behind it, at any
-        daemon of the registry. Of a database that was lost and built anew, or lost its last
-        moment in a power cut, ids may be given again: then begin with 0.
+        daemon of the registry. Without any, only what happens from now on is told. Where the
+        registry does not know the event of that id, because it was built anew, is an older copy, or
+        lost its last moment in a power cut, a message of kind events_reset says so, and all
+        events there are follow from the first.
         """
         wanted = None if session_id is None else parse_session_id(session_id)
         interest = Interest(tenant, wanted, frozenset(kind or ()))
-        seen = _parse_id(last_event_id) if last_event_id else after
-        return _EventStream(await services.feed.listen(interest, seen))
+        seen = last_event_id or after
+        listener = await services.feed.listen(interest, parse_cursor(seen) if seen else None)
+        return _EventStream(listener)
 
     return router
 
@@ -91,32 +88,34 @@ class _EventStream(StreamingResponse):
 
 
 async def _messages(listener: Listener) -> AsyncIterator[str]:
-    yield f": sessiond\nid: {listener.reached_id}\nretry: {_RETRY_MS}\n\n"
+    yield f": sessiond\nid: {listener.reached}\nretry: {_RETRY_MS}\n\n"
     async for batch in listener.batches():
         yield _text(batch)
 
 
 def _text(batch: Batch) -> str:
+    if batch.lost is not None:
+        return _message(START, _reset(batch.lost))
     if not batch.events:
-        # Without data it is no message; the number still counts as seen.
-        return f": nothing new\nid: {batch.reached_id}\n\n"
-    return "".join(_message(event) for event in batch.events)
+        # Without data it is no message; the id still counts as seen.
+        return f": nothing new\nid: {batch.reached}\n\n"
+    return "".join(_message(cursor_of(event), event) for event in batch.events)
 
 
-def _message(event: Event) -> str:
+def _reset(lost: Cursor) -> Event:
+    """Return what is told where a listener's place is lost: an event of no session."""
+    detail: dict[str, JsonValue] = {"after": str(lost)}
+    return Event(0, DEFAULT_TENANT, SessionId(""), EventsResetError.code, time.time(), detail)
+
+
+def _message(cursor: Cursor, event: Event) -> str:
     told = {
         "event_id": event.event_id,
+        "cursor": str(cursor),
         "session_id": event.session_id,
         "kind": event.kind,
         "at_unix_s": event.at_unix_s,
         "detail": event.detail,
     }
     data = json.dumps(told, separators=(",", ":"))
-    return f"id: {event.event_id}\nevent: {event.kind}\ndata: {data}\n\n"
-
-
-def _parse_id(text: str) -> int:
-    is_number = text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS
-    if not is_number or int(text) > MAX_EVENT_ID:
-        raise InvalidInputError("Last-Event-ID is not the id of an event.")
-    return int(text)
+    return f"id: {cursor}\nevent: {event.kind}\ndata: {data}\n\n"

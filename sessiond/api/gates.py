@@ -110,6 +110,29 @@ class BodyGate:
         await self._app(scope, replayed, send)
 
 
+class TurnsFirst:
+    """Passes turns by routes, and by handlers of errors, that they do not need.
+
+    What these cost they cost for each part of a stream.
+    """
+
+    def __init__(self, turns: Mapping[str, ASGIApp], others: ASGIApp) -> None:
+        """Make one.
+
+        :param turns: what answers ``POST``, by address
+        :param others: what answers all other calls
+        """
+        self._turns = turns
+        self._others = others
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the call on."""
+        turn = None
+        if scope["type"] == "http" and scope["method"] == "POST":
+            turn = self._turns.get(scope["path"])
+        await (turn or self._others)(scope, receive, send)
+
+
 async def _read(receive: Receive, limit_bytes: int) -> Message | None:
     """Return the whole body as one message; ``None`` if it is too large."""
     parts, size_bytes = [], 0

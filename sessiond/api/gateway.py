@@ -11,12 +11,12 @@ import logging
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute, Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sessiond.api.gates import MAX_GATEWAY_BODY_BYTES, TENANT_STATE
 from sessiond.api.gateway_answers import send_answer
@@ -28,12 +28,10 @@ from sessiond.domain.errors import (
 )
 from sessiond.domain.gateway import Headers, session_of_call
 from sessiond.domain.ids import TenantId
-from sessiond.domain.jsonbody import parse_body
 from sessiond.engine.streams import StreamRequest
-from sessiond.service.calls import Call, Endpoint, Passage
+from sessiond.service.calls import Call, Endpoint
 from sessiond.service.gateway import Gateway
 
-_T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 _SESSION_HEADER: Final = b"x-session-id"
@@ -49,11 +47,16 @@ class GatewayPolicy:
     max_body_bytes: int = MAX_GATEWAY_BODY_BYTES
 
 
+def gateway_turns(gateway: Gateway, policy: GatewayPolicy) -> dict[str, ASGIApp]:
+    """Return what answers the turns of OpenAI's interface, by address."""
+    return {one.value: _Turns(gateway, policy, one) for one in Endpoint}
+
+
 def gateway_routes(gateway: Gateway, policy: GatewayPolicy) -> list[BaseRoute]:
     """Return the routes of OpenAI's interface."""
-    turns = [Route(one.value, _Turns(gateway, policy, one)) for one in Endpoint]
+    turns = gateway_turns(gateway, policy)
     return [
-        *turns,
+        *(Route(address, turn) for address, turn in turns.items()),
         Route("/v1/models", _Models(gateway)),
         Route("/v1/responses/{response_id}", _Responses(gateway, "GET", "")),
         Route("/v1/responses/{response_id}/cancel", _Responses(gateway, "POST", "/cancel")),
@@ -101,27 +104,23 @@ class _Turns(_Edge):
         self._endpoint = endpoint
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        call = self._call(scope, await _body(receive))
-        unrecorded = await _unless_hung_up(self._relay(call, send), receive)
-        if unrecorded is not None:
-            # Its client has everything: now the session's trail gets the turn.
-            await self._gateway.results.recorded(unrecorded)
+        call = await self._call(scope, await _body(receive))
+        await _unless_hung_up(self._relay(call, send), receive)
 
-    async def _relay(self, call: Call, send: Send) -> Passage | None:
+    async def _relay(self, call: Call, send: Send) -> None:
         passed = await self._gateway.pass_on(call)
         try:
-            recorded = await send_answer(passed, self._gateway.results, send)
+            await send_answer(passed, self._gateway.results, send)
         finally:
             passed.restoring.close()
             passed.answer.close()
-        return None if recorded else passed.passage
 
-    def _call(self, scope: Scope, data: bytes) -> Call:
+    async def _call(self, scope: Scope, data: bytes) -> Call:
         headers: Headers = scope["headers"]
         for encoding in _values(headers, b"content-encoding"):
             if encoding.lower() not in (b"", b"identity"):
                 raise InvalidInputError("The body is compressed, which vLLM does not read.")
-        body = parse_body(data)
+        body = await self._gateway.parsed(data)
         named = [_text(value) for value in _values(headers, _SESSION_HEADER)]
         if len(named) > 1:
             raise InvalidSessionIdError("The call has more than one X-Session-Id.")
@@ -173,23 +172,25 @@ class _Models(_Edge):
         await JSONResponse(listed)(scope, receive, send)
 
 
-async def _unless_hung_up(work: Coroutine[Any, Any, _T], receive: Receive) -> _T | None:
-    """Return the result of *work*, or ``None`` if the caller hung up: then it is cancelled."""
-    working = asyncio.create_task(work)
-    leaving = asyncio.create_task(_hung_up(receive))
+async def _unless_hung_up(work: Coroutine[Any, Any, None], receive: Receive) -> None:
+    """Do *work*; if the caller hangs up, it is cancelled."""
+    limit = asyncio.timeout(None)
     try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        # After the last byte of an answer the server says that the caller left, too.
-        return working.result() if working.done() else None
-    finally:
-        for task in (working, leaving):
-            task.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
+        async with limit:
+            leaving = asyncio.create_task(_end_when_hung_up(limit, receive))
+            try:
+                await work
+            finally:
+                leaving.cancel()
+    except TimeoutError:
+        if not limit.expired():
+            raise
 
 
-async def _hung_up(receive: Receive) -> None:
+async def _end_when_hung_up(limit: asyncio.Timeout, receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+    limit.reschedule(0.0)  # now: it cancels what is under it
 
 
 async def _body(receive: Receive) -> bytes:

@@ -23,22 +23,21 @@ _UNKNOWN: Final = "unknown"
 _END_OF_EVENT: Final = b"\n\n"
 
 
-async def send_answer(passed: Passed, results: TurnResults, send: Send) -> bool:
+async def send_answer(passed: Passed, results: TurnResults, send: Send) -> None:
     """Send all of an answer, with what is told of its turn.
 
-    :return: whether the engine's record of the turn, if there is one, has been looked at
     :raises EngineLostError: it ended before its end; what was sent so far has no end either.
     """
     passage, answer = passed.passage, passed.answer
     good = answer.status == HTTPStatus.OK
     try:
         if passage.ticket is not None and good and not _is_stream(answer.headers):
-            return await _send_whole(passed, results, send)
-        await _send_parts(passed, results, send)
+            await _send_whole(passed, results, send)
+        else:
+            await _send_parts(passed, results, send)
     except EngineLostError as error:
         await results.broken(passage, error)
         raise
-    return True
 
 
 async def _send_parts(passed: Passed, results: TurnResults, send: Send) -> None:
@@ -60,11 +59,8 @@ async def _send_parts(passed: Passed, results: TurnResults, send: Send) -> None:
     await send({"type": "http.response.body", "body": last, "more_body": False})
 
 
-async def _send_whole(passed: Passed, results: TurnResults, send: Send) -> bool:
-    """Send an answer that is not streamed: what became of the turn comes before its body.
-
-    :return: whether it was the engine's record that told it
-    """
+async def _send_whole(passed: Passed, results: TurnResults, send: Send) -> None:
+    """Send an answer that is not streamed: what became of the turn comes before its body."""
     passage, answer = passed.passage, passed.answer
     data = await answer.read()
     outcome = None
@@ -76,7 +72,6 @@ async def _send_whole(passed: Passed, results: TurnResults, send: Send) -> bool:
         outcome = results.answered(passage, body.get(PARAMS_FIELD))
         if outcome is not None:
             data = answered_body(body)
-    from_record = outcome is None
     outcome = outcome or await results.recorded(passage)
     headers = [
         *answered_headers(answer.headers),
@@ -86,7 +81,6 @@ async def _send_whole(passed: Passed, results: TurnResults, send: Send) -> bool:
     ]
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     await send({"type": "http.response.body", "body": data, "more_body": False})
-    return from_record
 
 
 def _is_stream(headers: Headers) -> bool:

@@ -5,7 +5,9 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from sessiond.domain.canonical import JsonValue
+from sessiond.domain.cursors import cursor_of
 from sessiond.domain.outcomes import Outcome
+from sessiond.domain.plans import PlanPolicy
 from sessiond.domain.reasons import Cause, Reason
 from sessiond.domain.session import (
     NEVER_IDLE_S,
@@ -24,9 +26,6 @@ _MAX_TTL_S = 31_536_000
 _PINNED = (
     "Whether sweeps leave the session alone, and its snapshots are never removed by themselves."
 )
-
-#: The largest that a database can hold.
-MAX_EVENT_ID = 2**63 - 1
 
 IdleTimeout = Annotated[
     float | None,
@@ -66,6 +65,29 @@ OnEvictedChoice = Annotated[
 ]
 
 
+PolicyChoice = Annotated[
+    PlanPolicy | None,
+    Field(
+        description="How it is decided between loading the snapshot and computing its context "
+        "again. auto: whichever is likely ready first. objective: whichever is most surely ready "
+        "within objective_s. always_load: all that can be loaded. never_load. Null means the "
+        "configured default.",
+    ),
+]
+
+
+Objective = Annotated[
+    float | None,
+    Field(
+        gt=0,
+        le=3600,
+        allow_inf_nan=False,
+        description="Seconds of the policy objective; null means the configured default.",
+        examples=[0.5],
+    ),
+]
+
+
 class Strict(BaseModel):
     """A body that a client sends: unknown fields are refused, not ignored."""
 
@@ -97,6 +119,8 @@ class SessionIn(Strict):
     ttl_s: Ttl = None
     pinned: bool = Field(default=False, description=_PINNED)
     on_evicted: OnEvictedChoice = None
+    plan_policy: PolicyChoice = None
+    objective_s: Objective = None
 
 
 class SessionPatch(Strict):
@@ -106,6 +130,8 @@ class SessionPatch(Strict):
     ttl_s: Ttl = None
     pinned: bool = Field(default=False, description=_PINNED)
     on_evicted: OnEvictedChoice = None
+    plan_policy: PolicyChoice = None
+    objective_s: Objective = None
 
     def changes(self) -> Changes:
         """Translate: null is a value of its own, not "left out"."""
@@ -118,6 +144,10 @@ class SessionPatch(Strict):
             changes["pinned"] = self.pinned
         if "on_evicted" in self.model_fields_set:
             changes["on_evicted"] = self.on_evicted
+        if "plan_policy" in self.model_fields_set:
+            changes["plan_policy"] = self.plan_policy
+        if "objective_s" in self.model_fields_set:
+            changes["objective_s"] = self.objective_s
         return changes
 
 
@@ -194,6 +224,30 @@ class PresenceOut(Answer):
     idle_since_unix_s: float
 
 
+class TimingOut(Answer):
+    """What a turn's stages took in the engine. A stage that did not take place is 0.
+
+    They do not overlap: lookup, queue, load, waiting and prefill together are `ready_s`.
+    """
+
+    lookup_s: float = Field(description="Until it was known what can be loaded.")
+    queue_s: float = Field(description="For room in the RAM tier.")
+    load_s: float = Field(description="First chunk asked for, to KV in VRAM.")
+    waiting_s: float = Field(description="In vLLM's own queue, and what a preemption undid.")
+    prefill_s: float = Field(description="First step that computes for it, to the first token.")
+    ready_s: float = Field(description="Arrival to the first token.")
+    read_s: float = Field(description="Of the load: reading, added over threads.")
+    decode_s: float = Field(description="Of the load: verifying and decoding, likewise.")
+    read_bytes: int = Field(description="Stored bytes that were read.")
+    ram_tokens: int
+    disk_tokens: int
+    prefill_from_token: int
+    prefill_to_token: int
+    others_running: float = Field(
+        description="Other requests that ran while it was loaded and computed: the mean."
+    )
+
+
 class LastTurnOut(Answer):
     """Where the tokens of the newest turn's prompt came from. Counts of tokens.
 
@@ -218,6 +272,7 @@ class LastTurnOut(Answer):
         "simply continues it."
     )
     causes: list[CauseOut]
+    timing: TimingOut | None = Field(description="Null where it was not measured.")
 
 
 class SessionOut(Answer):
@@ -236,6 +291,8 @@ class SessionOut(Answer):
     ttl_s: float | None
     pinned: bool
     on_evicted: OnEvicted | None
+    plan_policy: PlanPolicy | None
+    objective_s: float | None
     snapshot: SnapshotOut | None = Field(description="The newest one.")
     forked_from: OriginOut | None = Field(description="Null for a session that is no fork.")
     presence: PresenceOut | None = Field(description="Null if no live engine knows the session.")
@@ -264,6 +321,8 @@ class SessionOut(Answer):
             ttl_s=session.ttl_s,
             pinned=session.pinned,
             on_evicted=session.on_evicted,
+            plan_policy=session.plan_policy,
+            objective_s=session.objective_s,
             snapshot=SnapshotOut.model_validate(session.snapshot) if session.snapshot else None,
             forked_from=(
                 OriginOut.model_validate(session.forked_from) if session.forked_from else None
@@ -341,6 +400,14 @@ class ResumeOut(Answer):
     queued_s: float = Field(
         default=0.0, description="Of them, until other resumes had made room in the RAM tier."
     )
+    plan: dict[str, Any] | None = Field(
+        default=None,
+        description="Load or recompute: choice, both ways with their times and parts, margin_s, "
+        "break_even_bytes_s, policy and causes. Null if there was nothing to decide.",
+    )
+    timing: TimingOut | None = Field(
+        default=None, description="What the load took, stage by stage; null if nothing was moved."
+    )
 
 
 class DeleteOut(Answer):
@@ -381,9 +448,24 @@ class EventOut(Answer):
     """One line of a session's audit trail."""
 
     event_id: int
+    cursor: str = Field(
+        description="Its place, to go on after: as after= and Last-Event-ID.",
+        examples=["41-9f86d081884c"],
+    )
     kind: str = Field(examples=["suspended"])
     at_unix_s: float
     detail: dict[str, Any]
+
+    @classmethod
+    def of(cls, event: Event) -> Self:
+        """Translate."""
+        return cls(
+            event_id=event.event_id,
+            cursor=str(cursor_of(event)),
+            kind=event.kind,
+            at_unix_s=event.at_unix_s,
+            detail=event.detail,
+        )
 
 
 class EventsOut(Answer):
@@ -394,7 +476,7 @@ class EventsOut(Answer):
     @classmethod
     def of(cls, events: list[Event]) -> Self:
         """Translate."""
-        return cls(events=[EventOut.model_validate(event) for event in events])
+        return cls(events=[EventOut.of(event) for event in events])
 
 
 class SnapshotsOut(Answer):

@@ -1,5 +1,6 @@
 """The JSON of engines."""
 
+from collections.abc import Iterable
 from typing import Any, Self
 
 from pydantic import Field
@@ -7,6 +8,8 @@ from pydantic import Field
 from sessiond.api.models import Answer, Strict
 from sessiond.domain.architectures import KV_KINDS, Support, kinds_of
 from sessiond.domain.engines import EngineInfo
+from sessiond.domain.samples import Tier
+from sessiond.domain.slowpath import SlowPath, Stage
 from sessiond.service.attest import Attestation
 
 
@@ -30,6 +33,23 @@ class KvKindOut(Answer):
         description="golden: proved on the real engine. refused: such an engine does not start."
     )
     sentence: str
+
+
+class SlowPathOut(Answer):
+    """A restore path whose loads take longer than computing would."""
+
+    tier: Tier
+    cause: Stage = Field(
+        description="Where most of the time goes: waiting for room (queue), lookup, disk, decode, "
+        "or copying into the engine (bus)."
+    )
+    sentence: str
+    hint: str
+    shares: dict[Stage, float] = Field(description="Of the time, by stage.")
+    restores: int = Field(description="Loads that were looked at, the newest ones.")
+    load_s: float = Field(description="That they took together.")
+    recompute_s: float = Field(description="That computing the same tokens would have taken.")
+    since_unix_s: float = Field(description="When it was noticed.")
 
 
 class EngineOut(Answer):
@@ -62,11 +82,14 @@ class EngineOut(Answer):
     )
     adapters: list[AdapterOut]
     kv_kinds: list[KvKindOut] = Field(description="The kinds of its KV groups.")
+    slow_paths: list[SlowPathOut] = Field(
+        description="Tiers whose loads into it have taken longer than computing, and why."
+    )
 
     @classmethod
-    def of(cls, engine: EngineInfo) -> Self:
+    def of(cls, engine: EngineInfo, slow_paths: Iterable[SlowPath] = ()) -> Self:
         """Translate."""
-        return cls(**_shown(engine))
+        return cls(**_shown(engine, slow_paths))
 
 
 class EngineDetailOut(EngineOut):
@@ -76,10 +99,10 @@ class EngineDetailOut(EngineOut):
     kv_support: list[KvKindOut] = Field(description="Every kind that sessiond knows.")
 
     @classmethod
-    def of(cls, engine: EngineInfo) -> Self:
+    def of(cls, engine: EngineInfo, slow_paths: Iterable[SlowPath] = ()) -> Self:
         """Translate."""
         facts = dict(engine.fingerprint.fields)
-        return cls(**_shown(engine), fingerprint=facts, kv_support=kv_support())
+        return cls(**_shown(engine, slow_paths), fingerprint=facts, kv_support=kv_support())
 
 
 class AttestOut(Answer):
@@ -108,7 +131,7 @@ class DrainIn(Strict):
 
 
 class SavedOut(Answer):
-    """A session whose KV a drain stored."""
+    """A session whose KV a drain stored, all of it."""
 
     tenant: str
     session_id: str
@@ -128,6 +151,7 @@ class UnsavedOut(Answer):
     )
     detail: str
     tokens: int = Field(description="That would have to be computed again.")
+    saved_tokens: int = Field(description="That the drain stored, and that can be restored.")
 
 
 class DrainOut(Answer):
@@ -169,7 +193,9 @@ def kv_support() -> list[KvKindOut]:
     return [KvKindOut.model_validate(known) for known in KV_KINDS]
 
 
-def _shown(engine: EngineInfo) -> dict[str, Any]:
+def _shown(engine: EngineInfo, slow_paths: Iterable[SlowPath]) -> dict[str, Any]:
     kinds = [KvKindOut.model_validate(known) for known in kinds_of(engine.fingerprint)]
-    named = EngineOut.model_fields.keys() - {"kv_kinds"}
-    return {**{name: getattr(engine, name) for name in named}, "kv_kinds": kinds}
+    slow = [SlowPathOut.model_validate(one.as_json()) for one in slow_paths]
+    named = EngineOut.model_fields.keys() - {"kv_kinds", "slow_paths"}
+    told = {name: getattr(engine, name) for name in named}
+    return {**told, "kv_kinds": kinds, "slow_paths": slow}

@@ -24,6 +24,13 @@ class SweepOut(Answer):
     failed: int
     yielded: int = Field(description="Left for later, because resumes go first.")
     throttled: int = Field(description="Left for later by SESSIOND_SWEEP_BYTES_PER_S.")
+    refused: int = Field(
+        description="Not worth their bytes; each counts once for as long as the reason holds."
+    )
+    refused_for: dict[str, int] = Field(
+        description="How many of these, by the code of the reason.",
+        examples=[{"no_expected_return": 2}],
+    )
     paused: bool = Field(description="Nothing was suspended from the moment of a pause on.")
 
 

@@ -7,6 +7,7 @@ from pydantic import Field
 from sessiond.api.models import Answer, CauseOut, Strict, causes_out
 from sessiond.domain.continuation import Chat, Continuation
 from sessiond.domain.fingerprint import FieldClass, Mismatch
+from sessiond.domain.plantable import plan_table
 from sessiond.domain.reasons import EXPLANATIONS, Reason
 from sessiond.service.probe import Probe
 from sessiond.service.turns import TurnPlan, TurnTicket
@@ -93,6 +94,10 @@ class TicketOut(Answer):
     plan: TurnPlan = Field(description="What the turn is expected to do with its context.")
     causes: list[CauseOut]
     generation: int = Field(description="The snapshot that the turn may load; 0: none.")
+    decision: dict[str, Any] | None = Field(
+        default=None,
+        description="Load or recompute, with both times; null if there was nothing to decide.",
+    )
     expires_unix_s: int
     continuation: ContinuationOut | None = Field(description="Null if none was asked for.")
 
@@ -108,6 +113,7 @@ class TicketOut(Answer):
             plan=ticket.plan,
             causes=causes_out(ticket.causes),
             generation=ticket.generation,
+            decision=dict(ticket.decided.as_json()) if ticket.decided else None,
             expires_unix_s=ticket.permit.expires_unix_s,
             continuation=ContinuationOut.of(ticket.continuation) if ticket.continuation else None,
         )
@@ -159,6 +165,14 @@ class ProbeOut(Answer):
     resumes_ahead: int = Field(
         description="Resumes that run in this engine or wait for room in its RAM tier."
     )
+    decision: dict[str, Any] | None = Field(
+        default=None,
+        description="Load or recompute, if it was now: choice, both ways with their times and "
+        "parts, margin_s, break_even_bytes_s, policy, causes. Null if there is nothing to decide.",
+    )
+    decision_table: list[tuple[str, str]] = Field(
+        default=[], description="The same in words and numbers, for people: name and text."
+    )
 
     @classmethod
     def of(cls, probe: Probe) -> Self:
@@ -176,4 +190,6 @@ class ProbeOut(Answer):
             tokens_restorable=probe.tokens_restorable,
             tokens_loadable=probe.tokens_loadable,
             resumes_ahead=probe.resumes_ahead,
+            decision=dict(probe.decided.as_json()) if probe.decided else None,
+            decision_table=plan_table(probe.decided) if probe.decided else [],
         )

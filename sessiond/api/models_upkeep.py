@@ -49,4 +49,10 @@ class ProblemOut(Answer):
     detail: str = Field(examples=["There is no session 'agent-7'."])
     code: str = Field(description="Stable.", examples=["session_not_found"])
     hint: str
-    retryable: bool
+    retryable: bool = Field(description="Whether the call may work later.")
+    instance: str | None = Field(
+        default=None,
+        description="Where an operation is told of that began and failed. Its idempotency key "
+        "stands for it: a new attempt needs a new key.",
+        examples=["/v1/operations/op-8f2b6c1d9e3a4b5c6d7e8f90"],
+    )

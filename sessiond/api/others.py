@@ -45,7 +45,7 @@ def operations_router(services: Services) -> APIRouter:
 def engines_router(services: Services) -> APIRouter:
     """Return the routes below ``/v1/engines``."""
     router = APIRouter(prefix="/v1/engines", tags=["engines"])
-    engines = services.context.engines
+    engines, plans = services.context.engines, services.context.plans
 
     @router.get("")
     async def list_engines(_tenant: Tenant) -> EnginesOut:
@@ -55,13 +55,17 @@ def engines_router(services: Services) -> APIRouter:
             StrangerOut(url=url, code=error.code, detail=error.message, hint=error.hint)
             for url in await engines.strangers()
         ]
-        shown = [EngineOut.of(engine) for engine in await engines.live()]
+        shown = [
+            EngineOut.of(engine, plans.slow_paths_of(engine.engine_id))
+            for engine in await engines.live()
+        ]
         return EnginesOut(engines=shown, strangers=strangers, kv_support=kv_support())
 
     @router.get("/{engine_id}")
     async def show_engine(_tenant: Tenant, engine_id: str) -> EngineDetailOut:
         """Show a running engine with its fingerprint."""
-        return EngineDetailOut.of(await engines.get(engine_id))
+        engine = await engines.get(engine_id)
+        return EngineDetailOut.of(engine, plans.slow_paths_of(engine_id))
 
     @router.post("/{engine_id}/attest")
     async def attest_engine(tenant: Operator, engine_id: str) -> AttestOut:
@@ -142,7 +146,9 @@ def health_router(services: Services, metrics: Metrics) -> APIRouter:
         live = await services.context.engines.live()
         off = sum(bool(engine.tier_off) for engine in live)
         waiting = services.context.resume_queue.waiting
-        text = metrics.exposition(len(live), off, waiting)
+        plans = services.context.plans
+        slow = (one for engine in live for one in plans.slow_paths_of(engine.engine_id))
+        text = metrics.exposition(len(live), off, waiting, slow)
         return Response(text, media_type=exposition.CONTENT_TYPE)
 
     return router

@@ -44,6 +44,8 @@ STATUS: Final[Mapping[str, HTTPStatus]] = {
     "generation_exists": HTTPStatus.CONFLICT,
     "attestation_refused": HTTPStatus.CONFLICT,
     "adapter_unproven": HTTPStatus.CONFLICT,
+    "suspend_refused": HTTPStatus.CONFLICT,
+    "events_reset": HTTPStatus.CONFLICT,
     "unauthorized": HTTPStatus.UNAUTHORIZED,
     "forbidden": HTTPStatus.FORBIDDEN,
     "unavailable": HTTPStatus.SERVICE_UNAVAILABLE,
@@ -69,6 +71,7 @@ STATUS: Final[Mapping[str, HTTPStatus]] = {
     "snapshot_corrupt": HTTPStatus.INTERNAL_SERVER_ERROR,
     "store_key": HTTPStatus.INTERNAL_SERVER_ERROR,
     "store_full": HTTPStatus.INSUFFICIENT_STORAGE,
+    "store_late": HTTPStatus.SERVICE_UNAVAILABLE,
     "quota_exceeded": HTTPStatus.INSUFFICIENT_STORAGE,
     # Not an error class: the result of an operation whose daemon went away.
     "lease_expired": HTTPStatus.SERVICE_UNAVAILABLE,
@@ -85,6 +88,7 @@ class _Told:
     detail: str
     hint: str
     retryable: bool
+    instance: str = ""
 
 
 def problem_fields(error: SessiondError) -> dict[str, Any]:
@@ -99,14 +103,18 @@ def problem_response(error: SessiondError) -> JSONResponse:
     return _problem(STATUS[error.code], told)
 
 
-def result_response(result: Mapping[str, Any]) -> JSONResponse:
-    """Return the problem document of a failed operation, from what was recorded of it."""
+def result_response(result: Mapping[str, Any], instance: str = "") -> JSONResponse:
+    """Return the problem document of a failed operation, from what was recorded of it.
+
+    :param instance: the operation's address
+    """
     code = str(result.get("code"))
     told = _Told(
         code=code if code in STATUS else SessiondError.code,
         detail=str(result.get("message")),
         hint=str(result.get("hint") or ""),
-        retryable=bool(result.get("retryable", code == "lease_expired")),
+        retryable=bool(result.get("retryable")),
+        instance=instance,
     )
     return _problem(STATUS[told.code], told)
 
@@ -158,7 +166,7 @@ def _problem(
 
 
 def _fields(status: HTTPStatus, told: _Told) -> dict[str, Any]:
-    return {
+    fields = {
         "type": f"urn:sessiond:error:{told.code}",
         "title": status.phrase,
         "status": int(status),
@@ -167,6 +175,7 @@ def _fields(status: HTTPStatus, told: _Told) -> dict[str, Any]:
         "hint": told.hint,
         "retryable": told.retryable,
     }
+    return {**fields, "instance": told.instance} if told.instance else fields
 
 
 def _place(location: tuple[Any, ...]) -> str:

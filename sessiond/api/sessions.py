@@ -6,9 +6,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
 
-from sessiond.api.callers import IdempotencyKey, SessionPath, Tenant, Wait
+from sessiond.api.callers import After, IdempotencyKey, SessionPath, Tenant, Wait, Wished
 from sessiond.api.models import (
-    MAX_EVENT_ID,
     DeleteOut,
     EventsOut,
     ForkIn,
@@ -26,6 +25,7 @@ from sessiond.api.models import (
 )
 from sessiond.api.models_turns import ProbeOut, TicketIn, TicketOut
 from sessiond.api.problems import result_response
+from sessiond.domain.cursors import parse_cursor
 from sessiond.domain.ids import parse_session_id
 from sessiond.domain.session import OnEvicted, Operation, OperationStatus
 from sessiond.service.catalogue import Changes, Wanted
@@ -61,6 +61,8 @@ def _add_catalogue(router: APIRouter, services: Services) -> None:
             ttl_s=body.ttl_s,
             pinned=body.pinned,
             on_evicted=body.on_evicted,
+            plan_policy=body.plan_policy,
+            objective_s=body.objective_s,
         )
         view = await catalogue.create(tenant, wanted, body.model, key=idempotency_key, **options)
         response.headers["Location"] = f"/v1/sessions/{view.session.session_id}"
@@ -81,7 +83,7 @@ def _add_catalogue(router: APIRouter, services: Services) -> None:
     async def change_session(
         tenant: Tenant, session_id: SessionPath, body: SessionPatch
     ) -> SessionOut:
-        """Change how a session is looked after: its idle timeout, TTL, pin or on_evicted."""
+        """Change how a session is looked after: what is left out stays as it is."""
         return SessionOut.of(await catalogue.change(tenant, session_id, body.changes()))
 
 
@@ -98,13 +100,15 @@ def _add_history(router: APIRouter, services: Services) -> None:
     async def list_events(
         tenant: Tenant,
         session_id: SessionPath,
-        after: Annotated[
-            int, Query(ge=0, le=MAX_EVENT_ID, description="The last event id seen.")
-        ] = 0,
+        after: After = "0",
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     ) -> EventsOut:
-        """Read a session's audit trail, also after it was deleted."""
-        return EventsOut.of(await catalogue.events(tenant, session_id, after, limit))
+        """Read a session's audit trail, also after it was deleted.
+
+        Answers 409, events_reset, if the registry does not know the event to go on after.
+        """
+        number = await services.feed.number_of(tenant, parse_cursor(after))
+        return EventsOut.of(await catalogue.events(tenant, session_id, number, limit))
 
 
 def _add_turns(router: APIRouter, services: Services) -> None:
@@ -148,7 +152,11 @@ def _add_long_calls(router: APIRouter, services: Services, wait_default_s: float
         session_id: SessionPath,
         wait: Wait = None,
         on_evicted: Annotated[
-            OnEvicted | None, Query(description="For this call, instead of the session's own.")
+            OnEvicted | None,
+            Query(
+                description="For this call, instead of the session's own. A suspend that runs "
+                "already and does something else answers 409, operation_in_progress."
+            ),
         ] = None,
         idempotency_key: IdempotencyKey = "",
     ) -> JSONResponse:
@@ -160,11 +168,16 @@ def _add_long_calls(router: APIRouter, services: Services, wait_default_s: float
     async def resume_session(
         tenant: Tenant,
         session_id: SessionPath,
+        wish: Wished,
         wait: Wait = None,
         idempotency_key: IdempotencyKey = "",
     ) -> JSONResponse:
-        """Bring the session's KV back into an engine, and say what really happened."""
-        operation = await lifecycle.resume(tenant, session_id, idempotency_key)
+        """Bring the session's KV back into an engine, and say what really happened.
+
+        Where computing the context again is likely to be ready earlier, nothing is loaded: the
+        outcome is recomputed, with the reason and both times. The next turn then computes it.
+        """
+        operation = await lifecycle.resume(tenant, session_id, idempotency_key, wish)
         return await ended(operation, wait)
 
     @router.post(
@@ -206,8 +219,8 @@ def operation_response(operation: Operation, queue_position: int | None = None) 
     """Return the report of an operation that has ended, or 202 with where to ask."""
     if operation.status is OperationStatus.SUCCEEDED:
         return JSONResponse(report_out(operation))
+    address = f"/v1/operations/{operation.operation_id}"
     if operation.status is OperationStatus.FAILED:
-        return result_response(operation.result or {})
+        return result_response(operation.result or {}, address)
     body = OperationOut.of(operation, queue_position).model_dump(mode="json")
-    location = {"Location": f"/v1/operations/{operation.operation_id}"}
-    return JSONResponse(body, 202, headers=location)
+    return JSONResponse(body, 202, headers={"Location": address})

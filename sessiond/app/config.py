@@ -22,6 +22,7 @@ from sessiond.app.paths import default_key_file, default_store_root
 from sessiond.app.windows import WindowSetting
 from sessiond.domain.errors import ConfigurationError, InvalidTenantError
 from sessiond.domain.ids import DEFAULT_TENANT, TenantId, parse_tenant
+from sessiond.domain.plans import PlanPolicy
 from sessiond.domain.session import OnEvicted
 from sessiond.service.limits import Limits
 
@@ -107,7 +108,7 @@ class Settings(BaseSettings):
         ge=0,
         le=3600,
         description="Seconds in which sweeps begin one suspend while resumes run, which go first, "
-        "as do turns through the gateway that restore their session; 0: they do not wait.",
+        "as do turns that restore their session, through the gateway or not; 0: they do not wait.",
     )
     sweep_windows: tuple[WindowSetting, ...] = Field(
         default=(),
@@ -116,6 +117,69 @@ class Settings(BaseSettings):
         "TOML tables with cron (five fields, as cron has them), idle_s in seconds, timezone "
         "('UTC' if left out) and name. A daemon that was down then makes up for it within five "
         "minutes, or not at all; during a pause they are left out.",
+    )
+    plan_policy: PlanPolicy = Field(
+        default=_DEFAULTS.plan_policy,
+        description="How it is decided between loading a snapshot and computing its context again: "
+        "auto takes what is likely ready first, objective what is most surely ready within "
+        "plan_objective_s, always_load and never_load say it all. Sessions may have a policy of "
+        "their own.",
+    )
+    plan_objective_s: float = Field(
+        default=_DEFAULTS.plan_objective_s,
+        gt=0,
+        le=3600,
+        description="Seconds of the policy objective, for sessions without their own.",
+    )
+    first_look: bool = Field(
+        default=_DEFAULTS.first_look,
+        description="Whether an engine of a kind that was never measured gets three short requests "
+        "while it is idle, and the store's device one read of 32 MiB, so that the first plan is "
+        "not made blind. Without it, everything is loaded until turns have told.",
+    )
+    write_bytes_per_day: int = Field(
+        default=_DEFAULTS.write_bytes_per_day,
+        ge=0,
+        description="Bytes that the snapshots of all daemons of the registry may write in a day, "
+        "as drives wear out; 0: any number. When they are spent, sweeps suspend nothing until "
+        "some are paid off, evenly over the day. All snapshots count, only those of sweeps are "
+        "refused (but see SESSIOND_WRITE_HOLDS_EXPLICIT).",
+    )
+    write_least_tokens: int = Field(
+        default=_DEFAULTS.write_least_tokens,
+        ge=0,
+        description="Tokens that a session must have for sweeps to suspend it; 0: one chunk.",
+    )
+    write_least_chance: float = Field(
+        default=_DEFAULTS.write_least_chance,
+        ge=0,
+        le=1,
+        description="Sweeps suspend no session that is less likely to come back. How likely that "
+        "is, is learned for each tenant and model from at least twenty suspended sessions; old "
+        "ones count less, by half in a week. 0: how likely it is does not matter.",
+    )
+    write_explored_part: float = Field(
+        default=_DEFAULTS.write_explored_part,
+        ge=0,
+        le=1,
+        description="Part of the unlikely sessions that sweeps suspend all the same.",
+    )
+    write_pressure_bytes: int = Field(
+        default=_DEFAULTS.write_pressure_bytes,
+        ge=0,
+        description="With less than this left above SESSIOND_FREE_SPACE_FLOOR_BYTES, sweeps "
+        "suspend only what is likely to come back. 0: where others would have to be evicted.",
+    )
+    write_pressure_chance: float = Field(
+        default=_DEFAULTS.write_pressure_chance,
+        ge=0,
+        le=1,
+        description="How likely that is then; learned as above. 0: pressure refuses nothing.",
+    )
+    write_holds_explicit: bool = Field(
+        default=_DEFAULTS.write_holds_explicit,
+        description="Whether suspends that somebody asks for, drains too, are refused as well "
+        "when the day's bytes are spent or pressure says so.",
     )
     suspend_deadline_s: float = Field(
         default=_DEFAULTS.suspend_deadline_s,
@@ -300,8 +364,18 @@ class Settings(BaseSettings):
         return Limits(
             idle_timeout_s=self.idle_timeout_s,
             on_evicted=self.on_evicted,
+            plan_policy=self.plan_policy,
+            plan_objective_s=self.plan_objective_s,
+            first_look=self.first_look,
             suspend_deadline_s=self.suspend_deadline_s,
             resume_deadline_s=self.resume_deadline_s,
+            write_bytes_per_day=self.write_bytes_per_day,
+            write_least_tokens=self.write_least_tokens,
+            write_least_chance=self.write_least_chance,
+            write_explored_part=self.write_explored_part,
+            write_pressure_bytes=self.write_pressure_bytes,
+            write_pressure_chance=self.write_pressure_chance,
+            write_holds_explicit=self.write_holds_explicit,
             lease_s=self.lease_s,
             sweep_concurrency=self.sweep_concurrency,
             sweep_bytes_per_s=self.sweep_bytes_per_s,

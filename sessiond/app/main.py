@@ -1,4 +1,4 @@
-"""The ``sessiond`` command: ``serve``, ``engine``, ``drain``, ``demo`` and ``bench``.
+"""The ``sessiond`` command: ``serve``, ``engine``, ``drain``, ``doctor``, ``bench`` and others.
 
 Each subcommand's module is imported only when it is called: ``sessiond engine`` has to run
 beside vLLM, where nothing but the bare package is installed.
@@ -21,6 +21,7 @@ COMMANDS = {
     "serve": ("sessiond.app.serve", "run the daemon", "server"),
     "engine": ("sessiond.app.engine", "start vLLM with sessiond's connector", "vllm"),
     "drain": ("sessiond.app.drain", "have an engine's sessions stored before it stops", "vllm"),
+    "doctor": ("sessiond.app.doctor.main", "say what limits restores on this machine", "server"),
     "store": ("sessiond.app.store", "rebuild the registry from a store's files", "server"),
     "demo": ("sessiond.app.demo.main", "play one agent's story on a real model", "demo"),
     "bench": ("sessiond.app.bench.main", "measure the store, and what others notice", "bench"),

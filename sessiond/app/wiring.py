@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from sessiond.api.app import Policy, create_app
 from sessiond.api.gateway import GatewayPolicy
 from sessiond.api.metrics import Metrics
+from sessiond.app.filesystems import file_system_of, is_remote
 from sessiond.domain.ids import new_hex_id
 from sessiond.domain.keys import KeyRing
 from sessiond.engine.client import EngineClient, open_http
@@ -79,6 +80,8 @@ def _application(
                 await services.drainer.stop()
                 await services.operations.drain(settings.shutdown_grace_s)
                 await services.catalogue.trail.settle()
+                await services.planner.slow_paths.close()
+                await services.planner.calibrator.close()
                 await services.context.streams.close()
 
     policy = Policy(
@@ -104,7 +107,8 @@ def _context(
 ) -> Context:
     client = EngineClient(http)
     streams = EngineStreams(settings.engine_api_key)
-    blocking = Blocking(settings.threads)
+    is_near = not is_remote(file_system_of(store.root.resolve()))
+    blocking = Blocking(settings.threads, brief=is_near and registry.answers_at_once)
     limits = settings.limits
     return Context(
         store=store,

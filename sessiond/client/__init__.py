@@ -25,6 +25,7 @@ from sessiond.client.answers import (
     SuspendReport,
     Ticket,
     TicketEngine,
+    Timing,
 )
 from sessiond.client.answers_engines import (
     Adapter,
@@ -34,6 +35,7 @@ from sessiond.client.answers_engines import (
     KvKind,
     Pause,
     Saved,
+    SlowPath,
     Stranger,
     Undrained,
     Unsaved,
@@ -77,10 +79,12 @@ __all__ = [
     "Session",
     "Snapshot",
     "Saved",
+    "SlowPath",
     "Stranger",
     "SuspendReport",
     "Ticket",
     "TicketEngine",
+    "Timing",
     "Undrained",
     "Unsaved",
 ]

@@ -50,6 +50,26 @@ class Presence:
 
 
 @dataclass(frozen=True)
+class Timing:
+    """What a turn's stages took in the engine; the first five together are ``ready_s``."""
+
+    lookup_s: float
+    queue_s: float
+    load_s: float
+    waiting_s: float
+    prefill_s: float
+    ready_s: float
+    read_s: float
+    decode_s: float
+    read_bytes: int
+    ram_tokens: int
+    disk_tokens: int
+    prefill_from_token: int
+    prefill_to_token: int
+    others_running: float
+
+
+@dataclass(frozen=True)
 class LastTurn:
     """Where the tokens of the newest turn's prompt came from; ``None``: not known."""
 
@@ -65,6 +85,7 @@ class LastTurn:
     diverged_at_token: int | None
     causes: tuple[Cause, ...]
     turn_id: str = ""
+    timing: Timing | None = None
 
 
 @dataclass(frozen=True)
@@ -97,6 +118,8 @@ class Session:
     last_reason: str
     on_evicted: str | None = None
     forked_from: Origin | None = None
+    plan_policy: str | None = None
+    objective_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -131,6 +154,8 @@ class ResumeReport:
     disk_tokens: int
     seconds: float
     queued_s: float = 0.0
+    plan: dict[str, Any] | None = None  #: load or recompute, with both times
+    timing: Timing | None = None
 
 
 @dataclass(frozen=True)
@@ -167,10 +192,14 @@ class Operation:
 class Event:
     """One line of a session's audit trail.
 
+    :ivar cursor: its place, to go on after
+    :ivar kind: ``events_reset``, of no session: the registry does not know the event to go on
+        after, and tells all that it has
     :ivar session_id: empty where only one session was asked for
     """
 
     event_id: int
+    cursor: str
     kind: str
     at_unix_s: float
     detail: dict[str, Any]
@@ -210,6 +239,7 @@ class Ticket:
     generation: int
     expires_unix_s: int
     continuation: Continuation | None
+    decision: dict[str, Any] | None = None  #: load or recompute, with both times
 
 
 @dataclass(frozen=True)
@@ -239,6 +269,8 @@ class Probe:
     tokens_restorable: int
     tokens_loadable: int
     resumes_ahead: int = 0
+    decision: dict[str, Any] | None = None  #: load or recompute, if it was now
+    decision_table: tuple[tuple[str, str], ...] = ()  #: the same for people
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,21 @@ class KvKind:
     what: str
     support: str
     sentence: str
+
+
+@dataclass(frozen=True)
+class SlowPath:
+    """A restore path whose loads take longer than computing would."""
+
+    tier: str
+    cause: str
+    sentence: str
+    hint: str
+    shares: dict[str, Any]  #: of the time, by stage
+    restores: int
+    load_s: float
+    recompute_s: float
+    since_unix_s: float
 
 
 @dataclass(frozen=True)
@@ -47,6 +63,7 @@ class Engine:
     kv_kinds: tuple[KvKind, ...]
     launch: str = ""
     draining: bool = False
+    slow_paths: tuple[SlowPath, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -87,6 +104,7 @@ class Unsaved:
     code: str
     detail: str
     tokens: int
+    saved_tokens: int
 
 
 @dataclass(frozen=True)

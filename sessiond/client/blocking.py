@@ -38,7 +38,7 @@ class Client:
     """Calls one daemon. Use it as a context, or close it. Several threads may share it.
 
     Every call raises :class:`~sessiond.client.ApiError`. One that found nobody, or a daemon that
-    cannot serve it now, is sent again a few times, with the same idempotency key.
+    cannot serve it now, is sent again a few times. None of them makes anything twice.
     """
 
     def __init__(
@@ -128,10 +128,16 @@ class Client:
         begun = self._run(calls.suspend(session_id, patience.first_round_s(), on_evicted))
         return self._report(begun, SuspendReport, patience)
 
-    def resume(self, session_id: str, *, wait_s: float | None = None) -> ResumeReport:
-        """Bring a session's KV back into an engine; see :meth:`suspend` for *wait_s*."""
+    def resume(
+        self, session_id: str, *, wait_s: float | None = None, plan_policy: str | None = None
+    ) -> ResumeReport:
+        """Bring a session's KV back into an engine; see :meth:`suspend` for *wait_s*.
+
+        :param plan_policy: how to decide between loading and computing, for this call: ``auto``,
+            ``always_load``, ``never_load`` or ``objective``; by default as the session says
+        """
         patience = Patience(wait_s)
-        begun = self._run(calls.resume(session_id, patience.first_round_s()))
+        begun = self._run(calls.resume(session_id, patience.first_round_s(), plan_policy))
         return self._report(begun, ResumeReport, patience)
 
     def fork(
@@ -148,27 +154,32 @@ class Client:
         """Return a session's snapshots, oldest first."""
         return self._run(calls.snapshots(session_id)).snapshots
 
-    def events(self, session_id: str, *, after: int = 0) -> Iterator[Event]:
-        """Yield a session's events behind the id *after*, oldest first."""
+    def events(self, session_id: str, *, after: int | str = 0) -> Iterator[Event]:
+        """Yield a session's events behind the cursor *after*, oldest first.
+
+        :raises ApiError: ``events_reset``: the registry does not know the event of that cursor.
+        """
         while True:
             page = self._run(calls.events(session_id, after)).events
             yield from page
             if not page:
                 return
-            after = page[-1].event_id
+            after = page[-1].cursor
 
     def stream_events(
         self,
         *,
         session_id: str | None = None,
         kinds: Sequence[str] = (),
-        after: int | None = None,
+        after: int | str | None = None,
     ) -> Iterator[Event]:
         """Yield the events of all sessions as they come, without end; close it to stop.
 
-        A lost stream is found again, and goes on where it was.
+        A lost stream is found again, and goes on where it was. Where that place is lost, as in a
+        registry that was built anew, an event of kind ``events_reset`` is yielded whatever *kinds*
+        are, and then all from the beginning.
 
-        :param after: the last id seen, 0: from the beginning, ``None``: from now on
+        :param after: the last cursor seen, 0: from the beginning, ``None``: from now on
         :raises UnreachableError: no daemon was found for a minute.
         """
         query = calls.events_query(session_id, kinds)
@@ -257,7 +268,7 @@ class Client:
         attempts = Attempts(call, self._retries)
         while True:
             try:
-                response = self._send(call)
+                response = self._send(attempts.call)
             except httpx.TransportError as error:
                 time.sleep(attempts.pause_after_loss_s(error))
                 continue

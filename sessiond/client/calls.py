@@ -62,6 +62,10 @@ class Call(Generic[T]):
         """The headers that this call needs."""
         return {"Idempotency-Key": self.key} if self.key else {}
 
+    def with_new_key(self) -> Call[T]:
+        """Return the same call as a new attempt."""
+        return replace(self, key=new_key()) if self.key else self
+
 
 def new_key() -> str:
     """Return an idempotency key that nobody has used."""
@@ -104,7 +108,7 @@ def snapshots(session_id: str) -> Call[Snapshots]:
     return Call("GET", _path(session_id, "snapshots"), _as(Snapshots))
 
 
-def events(session_id: str, after: int) -> Call[Events]:
+def events(session_id: str, after: int | str) -> Call[Events]:
     """Read a session's audit trail behind *after*."""
     query: Query = {"after": after, "limit": _PAGE}
     return Call("GET", _path(session_id, "events"), _as(Events), query=query)
@@ -142,9 +146,14 @@ def suspend(
     )
 
 
-def resume(session_id: str, wait_s: float) -> Call[ResumeReport | Operation]:
+def resume(
+    session_id: str, wait_s: float, plan_policy: str | None = None
+) -> Call[ResumeReport | Operation]:
     """Begin a resume and wait a little for its end."""
-    return _long_call("POST", _path(session_id, "resume"), ResumeReport, wait_s)
+    call = _long_call("POST", _path(session_id, "resume"), ResumeReport, wait_s)
+    if plan_policy is None:
+        return call
+    return replace(call, query={**call.query, "plan_policy": plan_policy})
 
 
 def delete(session_id: str, wait_s: float) -> Call[DeleteReport | Operation]:

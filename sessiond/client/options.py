@@ -12,6 +12,8 @@ class SessionChanges(TypedDict, total=False):
     ttl_s: float | None
     pinned: bool
     on_evicted: str | None  #: prefix, recompute or skip
+    plan_policy: str | None  #: auto, always_load, never_load or objective
+    objective_s: float | None
 
 
 class SessionOptions(SessionChanges, total=False):

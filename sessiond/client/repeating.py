@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 import httpx
 
 from sessiond.client.calls import ROUND_S
-from sessiond.client.errors import ApiError, UnreachableError, problem_error
+from sessiond.client.errors import (
+    ApiError,
+    OperationRunningError,
+    UnreachableError,
+    problem_error,
+)
 
 if TYPE_CHECKING:
     from sessiond.client.calls import Call
@@ -20,7 +25,8 @@ RECONNECT_S: Final = 60.0
 RECONNECT_PAUSE_S: Final = 1.0
 #: A daemon tells in less than this that nothing happened.
 STREAM_SILENCE_S: Final = 60.0
-#: Of a suspend at the end of a scope: the turn before it may just be ending.
+#: Of a suspend at the end of a scope: the turn before it may just be ending, or the engine come
+#: back in a moment.
 SETTLE_S: Final = 5.0
 SETTLE_PAUSE_S: Final = 0.2
 
@@ -28,16 +34,18 @@ _FIRST_PAUSE_S: Final = 0.2
 _LONGEST_POLL_S: Final = 1.0
 _CONNECT_S: Final = 5.0
 _ANSWER_S: Final = 60.0
-_REPEATED_STATUS: Final = (429, 503)
-#: What a suspend may run into that ends by itself soon.
-_PASSING: Final = frozenset({"turn_in_flight", "operation_in_progress"})
+_REPEATED_STATUS: Final = (429, 502, 503)
 
 
 class Attempts:
-    """The attempts of one call."""
+    """The attempts of one call.
+
+    :ivar call: to be sent next. It keeps its idempotency key while nobody knows what became of
+        it: then it is the same attempt. An operation that began and failed has used its key up.
+    """
 
     def __init__(self, call: Call[Any], retries: int) -> None:
-        self._call, self._left = call, retries
+        self.call, self._left = call, retries
         self._pause_s = _FIRST_PAUSE_S
 
     def pause_after_loss_s(self, error: httpx.TransportError) -> float:
@@ -46,7 +54,7 @@ class Attempts:
         :raises UnreachableError: it is not sent again.
         """
         nothing_sent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
-        if self._left and (nothing_sent or self._call.is_repeatable):
+        if self._left and (nothing_sent or self.call.is_repeatable):
             return self._next_pause_s()
         raise UnreachableError(f"No answer: {str(error) or type(error).__name__}.") from error
 
@@ -58,9 +66,11 @@ class Attempts:
         if httpx.codes.is_success(status) and isinstance(body, dict):
             return None
         error = problem_error(status, body)
-        if self._left and error.retryable and status in _REPEATED_STATUS:
-            return self._next_pause_s()
-        raise error
+        if not (self._left and error.retryable and status in _REPEATED_STATUS):
+            raise error
+        if body.get("instance"):
+            self.call = self.call.with_new_key()
+        return self._next_pause_s()
 
     def _next_pause_s(self) -> float:
         self._left -= 1
@@ -104,9 +114,32 @@ def json_of(response: httpx.Response) -> Any:  # noqa: ANN401 - JSON
         return None
 
 
-def is_passing(error: ApiError) -> bool:
-    """Whether a suspend that ran into this may work a moment later."""
-    return error.code in _PASSING
+class Settling:
+    """The tries of a suspend that may run into something that ends by itself soon.
+
+    :param wait_s: how long its end is waited for; ``None``: as long as it takes
+    """
+
+    def __init__(self, wait_s: float | None) -> None:
+        self._began_s, self._wait_s = time.monotonic(), wait_s
+
+    def left_s(self) -> float | None:
+        """Return how long the next try may be waited for."""
+        return None if self._wait_s is None else max(0.0, self._wait_s - self._passed_s())
+
+    def pause_s(self, error: ApiError) -> float:
+        """Return how long to wait before the next try.
+
+        :raises ApiError: the given one: it stays, or has lasted for too long.
+        """
+        tried_s = SETTLE_S if self._wait_s is None else min(SETTLE_S, self._wait_s)
+        runs_on = isinstance(error, OperationRunningError)
+        if runs_on or not error.retryable or self._passed_s() > tried_s:
+            raise error
+        return SETTLE_PAUSE_S
+
+    def _passed_s(self) -> float:
+        return time.monotonic() - self._began_s
 
 
 class Reconnects:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from sessiond.client.errors import ApiError
-from sessiond.client.repeating import SETTLE_PAUSE_S, SETTLE_S, is_passing
+from sessiond.client.repeating import Settling
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -104,21 +104,22 @@ class SessionScope(ScopeFacts):
         """Return a ticket for a turn that goes to vLLM directly."""
         return self._client.ticket(self.session_id, model=model, chat=chat)
 
-    def suspend_settled(self) -> SuspendReport | None:
-        """Suspend the session when the turn that may just be ending has ended.
+    def suspend_settled(self, *, wait_s: float | None = None) -> SuspendReport | None:
+        """Suspend the session, through what may pass in a moment, such as a turn that is ending.
 
+        :param wait_s: how long to wait for the end; ``None``: as long as it takes
         :returns: ``None`` if there is nothing to suspend
+        :raises OperationRunningError: it has not ended in that time, and goes on.
         """
-        until_s = time.monotonic() + SETTLE_S
+        settling = Settling(wait_s)
         while True:
             try:
-                return self.suspend()
+                return self._client.suspend(self.session_id, wait_s=settling.left_s())
             except ApiError as error:
                 if error.code == "nothing_to_suspend":
                     return None
-                if not is_passing(error) or time.monotonic() > until_s:
-                    raise
-            time.sleep(SETTLE_PAUSE_S)
+                pause_s = settling.pause_s(error)
+            time.sleep(pause_s)
 
 
 class AsyncSessionScope(ScopeFacts):
@@ -176,21 +177,22 @@ class AsyncSessionScope(ScopeFacts):
         """Return a ticket for a turn that goes to vLLM directly."""
         return await self._client.ticket(self.session_id, model=model, chat=chat)
 
-    async def suspend_settled(self) -> SuspendReport | None:
-        """Suspend the session when the turn that may just be ending has ended.
+    async def suspend_settled(self, *, wait_s: float | None = None) -> SuspendReport | None:
+        """Suspend the session, through what may pass in a moment, such as a turn that is ending.
 
+        :param wait_s: how long to wait for the end; ``None``: as long as it takes
         :returns: ``None`` if there is nothing to suspend
+        :raises OperationRunningError: it has not ended in that time, and goes on.
         """
-        until_s = time.monotonic() + SETTLE_S
+        settling = Settling(wait_s)
         while True:
             try:
-                return await self.suspend()
+                return await self._client.suspend(self.session_id, wait_s=settling.left_s())
             except ApiError as error:
                 if error.code == "nothing_to_suspend":
                     return None
-                if not is_passing(error) or time.monotonic() > until_s:
-                    raise
-            await asyncio.sleep(SETTLE_PAUSE_S)
+                pause_s = settling.pause_s(error)
+            await asyncio.sleep(pause_s)
 
 
 def _note_unsuspended(body_error: BaseException, error: Exception) -> None:

@@ -1,14 +1,16 @@
 """The connector that vLLM loads by name: translates its calls for the coordinator.
 
 Scheduler side (in EngineCore): ``on_new_request``, ``get_num_new_matched_tokens``,
-``update_state_after_alloc``, ``request_finished_all_groups``, ``reset_cache``.
+``update_state_after_alloc``, ``build_connector_meta``, ``take_events``,
+``request_finished_all_groups``, ``reset_cache``.
 Worker side: ``get_handshake_metadata``; copies are vLLM's own, or
 :mod:`sessiond.connector.copy_worker`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
@@ -33,6 +35,7 @@ from sessiond.domain.tokens import token_ids
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.distributed.kv_events import KVCacheEvent
     from vllm.distributed.kv_transfer.kv_connector.v1.base import (
         KVConnectorHandshakeMetadata,
         KVConnectorMetadata,
@@ -95,9 +98,15 @@ class SessionConnector(OffloadingConnector):
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         """As vLLM's; a step without work waits a moment for the mover."""
         metadata = super().build_connector_meta(scheduler_output)
+        self._step_begins(scheduler_output)
         if scheduler_output.total_num_scheduled_tokens == 0:
             self._rest()
         return metadata
+
+    def take_events(self) -> Iterable[KVCacheEvent]:
+        """As vLLM's, which asks after the output of each step."""
+        self._step_ended()
+        return super().take_events()
 
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
@@ -112,7 +121,7 @@ class SessionConnector(OffloadingConnector):
     def reset_cache(self) -> bool | None:
         """As vLLM's; the weights may have changed, so the tier goes off."""
         if not self._turn_off() and self._coordinator is not None:
-            self._coordinator.tier_off = RESET_UNCLEAR  # whatever failed: it is off all the same
+            self._coordinator.tier.off = RESET_UNCLEAR  # whatever failed: it is off all the same
         return super().reset_cache()
 
     # --- guarded insides -----------------------------------------------------------------
@@ -148,6 +157,7 @@ class SessionConnector(OffloadingConnector):
                 cache_salt=request.cache_salt,
                 adapter=adapter,
                 plain_text=not request.mm_features and request.prompt_embeds is None,
+                computed=partial(_computed_tokens, request),
             )
         )
 
@@ -174,6 +184,16 @@ class SessionConnector(OffloadingConnector):
             self._coordinator.rest()
 
     @guarded(None)
+    def _step_begins(self, scheduled: SchedulerOutput) -> None:
+        if self._coordinator is not None:
+            self._coordinator.steps.began(scheduled.num_scheduled_tokens)
+
+    @guarded(None)
+    def _step_ended(self) -> None:
+        if self._coordinator is not None:
+            self._coordinator.steps.ended()
+
+    @guarded(None)
     def _finish(self, request: Request) -> dict[str, Any] | None:
         if self._coordinator is None or not request.kv_transfer_params:
             return None
@@ -181,7 +201,7 @@ class SessionConnector(OffloadingConnector):
             FinishedRequest(
                 request_id=request.request_id,
                 tokens=token_ids(request.all_token_ids),
-                computed_tokens=max(0, request.num_computed_tokens - request.num_in_flight_tokens),
+                computed_tokens=_computed_tokens(request),
                 aborted=request.status is RequestStatus.FINISHED_ABORTED,
                 preemptions=request.num_preemptions,
             )
@@ -204,6 +224,11 @@ class SessionConnector(OffloadingConnector):
         self._adapters, self._identity = started.adapters, started.identity
         self._coordinator = started.coordinator
         manager.snapshot_tier.attach(started.coordinator)
+
+
+def _computed_tokens(request: Request) -> int:
+    """Return how many tokens' KV is there, as far as outputs have come."""
+    return max(0, request.num_computed_tokens - request.num_in_flight_tokens)
 
 
 def _is_empty(kv_cache_manager: KVCacheManager | None) -> bool:

@@ -44,9 +44,15 @@ class HeadBook:
         branch: Branch | None,
         now_unix_s: float,
         turn: LastTurn | None = None,
+        *,
+        is_known: bool = False,
     ) -> Head:
-        """Note that a turn has ended, what it left, and how it went if that is known."""
-        return self._put(key, end_turn(self._known(key), branch, now_unix_s, turn))
+        """Note that a turn has ended, what it left, and how it went if that is known.
+
+        :param is_known: it continues the snapshot that its ticket names
+        """
+        head = end_turn(self._known(key), branch, now_unix_s, turn, is_known=is_known)
+        return self._put(key, head)
 
     def pass_turn(self, key: SessionKey, turn: LastTurn) -> Head:
         """Note a turn that is served and not kept."""

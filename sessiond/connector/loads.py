@@ -9,6 +9,7 @@ from sessiond.connector.limits import Limits
 from sessiond.connector.mover import protocol
 from sessiond.connector.moverwatch import JobDone, MoverWatch
 from sessiond.connector.requests import LoadState, Phase, TicketedRequest
+from sessiond.connector.timing import Stage
 from sessiond.domain.divergence import Meeting
 from sessiond.domain.reasons import Cause, Reason
 from sessiond.domain.tokens import TokenIds, to_bytes
@@ -35,6 +36,8 @@ class Loads:
         deadline_s = request.arrived_s + self._limits.plan_deadline_s
         request.load = LoadState(plan_id, deadline_s)
         self._open[plan_id] = request
+        if request.ticket.may_load:  # or else nobody waits for it
+            request.watch.enter(Stage.LOOKUP)
         self._mover.ask(
             protocol.OpenLoad(
                 plan_id=plan_id,
@@ -59,11 +62,12 @@ class Loads:
                 message.tokens_total, request.prompt_tokens, message.common_tokens
             )
         request.load.phase = Phase.WAITING
+        request.watch.leave(Stage.LOOKUP)
 
     def is_ready(self, request: TicketedRequest, vram_tokens: int, now_s: float) -> bool:
         """Whether vLLM may look up the request's chunks now."""
         load = request.load
-        if load is None or load.phase is Phase.CLOSED:
+        if load is None or load.phase is Phase.CLOSED or not request.ticket.may_load:
             return True
         if vram_tokens >= _useful_tokens(request):
             return True  # nothing on disk is worth waiting for
@@ -71,6 +75,7 @@ class Loads:
             return False  # a scan of all chunks could only find that they are on their way
         if load.deadline_s is None:  # it was preempted, and begins to wait again
             load.deadline_s = now_s + self._limits.plan_deadline_s
+            load.read_until_s = 0.0
         if now_s > self._latest_s(request, load, load.deadline_s):
             waited = load.phase is Phase.WAITING
             late = Cause(Reason.DEADLINE, load.phase.name.lower())
@@ -95,14 +100,20 @@ class Loads:
     def offers(self, request: TicketedRequest, chunk: int) -> bool:
         """Whether this chunk may be read from disk for the request."""
         load = request.load
-        if load is None or load.deadline_s is None or time.monotonic() > load.deadline_s:
+        if load is None or load.deadline_s is None or not load.offers(chunk):
             return False
-        return load.offers(chunk)
+        latest_s = min(load.deadline_s, load.read_until_s or load.deadline_s)
+        in_time = time.monotonic() <= latest_s
+        late = Cause(Reason.DEADLINE)  # as the mover tells of what it does not begin
+        if not in_time and late not in request.causes:
+            request.causes.append(late)
+        return in_time
 
     def scheduled(self, request: TicketedRequest, external_tokens: int) -> None:
         """Note that vLLM gave the request its blocks and copies *external_tokens* into them."""
         if request.load is not None:
             request.load.deadline_s = None
+        request.watch.placed(external_tokens)
         if external_tokens == 0:
             self.in_vram(request)
 
@@ -114,9 +125,10 @@ class Loads:
             self._mover.report(JobDone(job_id, frozenset(), all_good=False))
             return
         load.jobs.add(job_id)
+        request.watch.enter(Stage.LOAD)
         self._loading[job_id] = request
         self._mover.begin(job_id, chunks)
-        self._mover.ask(protocol.Load(job_id, load.plan_id, items))
+        self._mover.ask(protocol.Load(job_id, load.plan_id, items, load.read_until_s))
 
     def done(self, message: protocol.LoadDone) -> None:
         """The mover has read, and verified, what it could."""
@@ -128,7 +140,8 @@ class Loads:
         good = chunks - failed
         request = self._loading.pop(message.job_id, None)
         if request is not None and request.load is not None:
-            request.load.jobs.discard(message.job_id)
+            self._over(request, request.load, message.job_id)
+            request.watch.read(message.read_bytes, message.read_s, message.decode_s)
             self._fail(request, request.load, failed)
             request.load.from_disk |= good
             request.causes.extend(causes)
@@ -140,10 +153,11 @@ class Loads:
         """Wait no more for a job."""
         request = self._loading.pop(job_id, None)
         if request is not None and request.load is not None:
-            request.load.jobs.discard(job_id)
+            self._over(request, request.load, job_id)
 
     def in_vram(self, request: TicketedRequest) -> None:
         """The request's chunks were copied: its share of the RAM tier is free again."""
+        request.watch.leave(Stage.LOAD)
         self._release(request)
         load = request.load
         if load is not None and load.phase is Phase.ADMITTED:
@@ -157,6 +171,7 @@ class Loads:
         if load is None or load.phase is Phase.CLOSED:
             return
         load.phase = Phase.CLOSED
+        request.watch.leave(Stage.LOOKUP, Stage.QUEUE)
         if cause is not None:
             request.causes.append(cause)
         if self._open.pop(load.plan_id, None) is not None:
@@ -168,8 +183,13 @@ class Loads:
             self.close(request, Cause(Reason.MOVER_FAILED))
         for job_id, request in self._loading.items():
             if request.load is not None:
-                request.load.jobs.discard(job_id)
+                self._over(request, request.load, job_id)
         self._loading.clear()
+
+    def _over(self, request: TicketedRequest, load: LoadState, job_id: int) -> None:
+        load.jobs.discard(job_id)
+        if not load.jobs:
+            request.watch.reads_over()
 
     def _release(self, request: TicketedRequest) -> None:
         if self._admission.release(request.request_id):
@@ -194,10 +214,15 @@ class Loads:
             load.wanted, load.begin = self._wanted(request, load, begin), begin
         granted = self._admission.try_admit(request.request_id, len(load.wanted))
         if granted is None:
+            request.watch.enter(Stage.QUEUE)
             return
+        request.watch.leave(Stage.QUEUE)
         load.phase = Phase.ADMITTED
         load.deadline_s = now_s + self._limits.plan_deadline_s  # to read, however long it waited
         self._moved_s = now_s
+        limit_s = request.ticket.load_limit_ms / 1000
+        if limit_s and not load.read_until_s:  # of all that is read, whatever fails meanwhile
+            load.read_until_s = now_s + limit_s
         load.admitted = frozenset(load.wanted[:granted])
         if granted < len(load.wanted):
             request.causes.append(Cause(Reason.RAM_TIER_TOO_SMALL))
@@ -206,7 +231,7 @@ class Loads:
 
     def _wanted(self, request: TicketedRequest, load: LoadState, begin: int) -> list[int]:
         """Return the chunks to load so that the prompt's longest context is there, in order."""
-        groups, limit = self._limits.groups, self._limits.chunks_in(request.target_tokens)
+        groups, limit = self._limits.groups, self._limits.chunks_in(_useful_tokens(request))
         # What VRAM has need not lie on disk as well.
         there = load.chunks.union(groups.all_before(begin))
         return groups.needed(groups.reach(there - load.failed, limit), begin)

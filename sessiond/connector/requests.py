@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
+from sessiond.connector.timing import Stopwatch
 from sessiond.domain.divergence import Meeting
 from sessiond.domain.engines import ServedAdapter
 from sessiond.domain.heads import TurnSplit
@@ -25,6 +26,7 @@ class ArrivingRequest:
     cache_salt: str | None
     adapter: ServedAdapter | None  #: its LoRA adapter
     plain_text: bool  #: neither images nor embeddings
+    computed: Callable[[], int] = int  #: returns how many of its tokens are computed by now
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class LoadState:
     failed: set[int] = field(default_factory=set)
     from_disk: set[int] = field(default_factory=set)
     jobs: set[int] = field(default_factory=set)
+    read_until_s: float = 0.0  #: monotonic; then no more is read; 0: as long as it takes
     snapshot: Meeting | None = None  #: with the prompt; ``None`` while it is not known
     tokens_restorable: int = 0  #: of the snapshot
 
@@ -91,6 +94,7 @@ class TicketedRequest:
     arrived_s: float  #: monotonic
     prompt_tokens: int
     target_tokens: int  #: whole chunks of the prompt
+    watch: Stopwatch
     adapter_name: str = ""  #: of its LoRA adapter, whose digest is the ticket's
     vram_tokens: int = 0  #: of the prompt, found in VRAM at the last look
     newly_matched: bool = False  #: and blocks not yet given

@@ -40,7 +40,7 @@ SETTING_MEANINGS: Mapping[str, str] = {
 }
 
 
-def _default_read_threads() -> int:
+def default_read_threads() -> int:
     """Return as many threads as cores: reading ahead is done by threads of its own."""
     return max(2, min(_MOST_DEFAULT_THREADS, os.cpu_count() or 1))
 
@@ -58,7 +58,7 @@ class ConnectorSettings:
     key_file: Path
     url: str = ""
     codec: str = "auto"
-    read_threads: int = field(default_factory=_default_read_threads)
+    read_threads: int = field(default_factory=default_read_threads)
     write_threads: int = field(default_factory=_default_write_threads)
     mover_memory_bytes: int = 256 << 20
     plan_deadline_s: float = 30.0

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sessiond.domain.reasons import Cause
-from sessiond.domain.tickets import ANSWER_PARAM
+from sessiond.domain.reasons import Cause, Reason
+from sessiond.domain.tickets import ANSWER_PARAM, Ticket
 
 #: Settlements that nobody asked for are forgotten after this long.
 _LIFE_S = 600.0
@@ -45,6 +45,15 @@ class Settlements:
     def take(self, operation_id: str) -> Settlement | None:
         """Return an operation's settlement and forget it."""
         return self._known.pop(operation_id, None)
+
+    def answer(self, engine_id: str, ticket: Ticket) -> dict[str, Any]:
+        """Return the answer to a request that waited for its operation, and forget how it ended."""
+        settlement = self.take(ticket.operation_id)
+        if settlement is None:
+            nothing = {"committed": False, "available_tokens": 0, "loadable_tokens": 0}
+            late = [Cause(Reason.DEADLINE, "nothing settled")]
+            return answer(engine_id, ticket.op, nothing, late, ok=False)
+        return answer(engine_id, ticket.op, settlement.facts, settlement.causes)
 
     def _forget(self, before_s: float) -> None:
         for operation_id, settlement in list(self._known.items()):

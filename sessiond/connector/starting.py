@@ -83,8 +83,8 @@ def start(
         HeadBook(info.engine_id, _head_limit_tokens(info, kv_cache_config)),
         _awaited_mover(identity, _hello(info, settings, facts), spec.region_fd, announcer),
     )
-    coordinator.on_tier_change = announcer.tier_changed
-    coordinator.attestor.changed_files = cache.changed_files
+    coordinator.tier.on_change = announcer.tier_changed
+    coordinator.tier.attestor.changed_files = cache.changed_files
     _judge_weights(vllm_config, settings, coordinator)
     _log_ready(info, time.monotonic() - began_s)
     return Started(coordinator, adapters, identity)

@@ -7,8 +7,9 @@ from typing import Any
 from sessiond.connector.requests import TicketedRequest
 from sessiond.connector.settlements import without_repeats
 from sessiond.domain.divergence import Meeting, closest, meet
-from sessiond.domain.heads import Branch, Head, LastTurn, TurnSplit, leads
+from sessiond.domain.heads import Branch, Head, LastTurn, TurnSplit, may_be_main
 from sessiond.domain.reasons import Cause, Reason
+from sessiond.domain.timing import TurnTiming
 from sessiond.domain.tokens import TokenIds
 
 
@@ -26,10 +27,16 @@ def is_side_call(head: Head | None, request: TicketedRequest, prompt: TokenIds[i
     """
     ticket, nothing = request.ticket, TurnSplit(len(prompt), 0)
     branch = Branch(prompt, ticket.adapter_digest, ticket.salt_hash, 0.0, nothing)
-    return head is not None and not leads(head, branch)
+    return head is not None and not may_be_main(head, branch)
 
 
-def last_turn(request: TicketedRequest, now_unix_s: float) -> LastTurn:
+def continues_snapshot(request: TicketedRequest) -> bool:
+    """Whether a turn goes on from the snapshot that its ticket names, as far as is known."""
+    snapshot = request.load.snapshot if request.load else None
+    return snapshot is not None and snapshot.goes_on
+
+
+def last_turn(request: TicketedRequest, timing: TurnTiming, now_unix_s: float) -> LastTurn:
     """Return how a turn that ends now went."""
     load = request.load
     snapshot = load.snapshot if load else None
@@ -46,6 +53,7 @@ def last_turn(request: TicketedRequest, now_unix_s: float) -> LastTurn:
         diverged_at_token=diverged_at_token,
         causes=tuple(causes),
         turn_id=request.ticket.operation_id,
+        timing=timing,
     )
 
 
@@ -61,4 +69,5 @@ def turn_facts(turn: LastTurn) -> dict[str, Any]:
         "tokens_total": turn.tokens_total,
         "tokens_restorable": turn.tokens_restorable,
         "diverged_at_token": turn.diverged_at_token,
+        "ended_unix_s": turn.ended_unix_s,
     }

@@ -25,6 +25,12 @@ class Meeting:
         shorter = min(self.tokens_total, self.prompt_tokens)
         return self.common_tokens if self.common_tokens < shorter else None
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether the prompt is the context's next one: no shorter, and with half of it."""
+        is_shorter = self.prompt_tokens < self.tokens_total
+        return not is_shorter and 2 * self.common_tokens >= self.tokens_total
+
 
 def meet(prompt: TokenIds[int], context: TokenIds[int]) -> Meeting:
     """Compare a prompt with one context."""

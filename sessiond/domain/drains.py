@@ -21,6 +21,7 @@ class AtRisk:
     used_unix_s: float  #: the last token of its last turn
     busy: bool = False  #: a turn is in flight
     generation: int = 0  #: of its newest snapshot
+    kept_tokens: int = 0  #: whole chunks that this has
 
     @property
     def key(self) -> tuple[TenantId, SessionId]:
@@ -65,15 +66,16 @@ class Unsaved:
     session_id: SessionId
     code: str  #: of an error or of a reason
     detail: str
-    tokens: int
+    tokens: int  #: that would have to be computed again
+    saved_tokens: int = 0  #: that the drain stored, and that can be restored
 
 
 @dataclass(frozen=True)
 class DrainReport:
-    """How far a drain is."""
+    """How far a drain is. Each session that was at risk is in one of the lists."""
 
     engine_id: str
     complete: bool  #: everything was looked at, and nothing that could be stored is missing
-    saved: tuple[Saved, ...]
+    saved: tuple[Saved, ...]  #: wholly
     unsaved: tuple[Unsaved, ...]  #: the most valuable first
     seconds: float

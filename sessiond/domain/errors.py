@@ -23,7 +23,9 @@
     │   ├── OperationInProgressError
     │   ├── GenerationExistsError
     │   ├── AttestationRefusedError
-    │   └── AdapterUnprovenError
+    │   ├── AdapterUnprovenError
+    │   ├── SuspendRefusedError
+    │   └── EventsResetError
     ├── UnauthorizedError
     ├── ForbiddenError
     ├── UnavailableError           something that sessiond needs is not there now
@@ -48,8 +50,9 @@
         ├── StoreVersionError
         ├── StoreCorruptError
         ├── StoreKeyError
-        └── StoreFullError
-            └── QuotaExceededError
+        ├── StoreFullError
+        │   └── QuotaExceededError
+        └── StoreLateError
 
 Each class has a stable ``code``; its docstring is the default message. Edges translate the
 code (HTTP status, exit status) and a test proves that their tables know every class.
@@ -231,6 +234,21 @@ class AdapterUnprovenError(ConflictError):
     hint = EXPLANATIONS[Reason.ADAPTER_UNPROVEN].hint
 
 
+class SuspendRefusedError(ConflictError):
+    """The snapshot is not worth being written now."""
+
+    code = "suspend_refused"
+    retryable = False
+
+
+class EventsResetError(ConflictError):
+    """The registry does not know the event after which it should go on: it was built anew."""
+
+    code = "events_reset"
+    retryable = False
+    hint = "Read the events from the beginning, with 'after=0'."
+
+
 class UnauthorizedError(SessiondError):
     """The call carries no valid token."""
 
@@ -395,6 +413,14 @@ class StoreFullError(StoreError):
     code = "store_full"
     retryable = True
     hint = EXPLANATIONS[Reason.STORE_FULL].hint
+
+
+class StoreLateError(StoreError):
+    """Reading was not begun in time."""
+
+    code = "store_late"
+    retryable = True
+    hint = EXPLANATIONS[Reason.DEADLINE].hint
 
 
 class QuotaExceededError(StoreFullError):

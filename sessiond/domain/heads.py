@@ -6,11 +6,10 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
 from sessiond.domain.canonical import JsonValue
+from sessiond.domain.lines import BEFORE_ALL, may_lead, place
 from sessiond.domain.reasons import Cause
-from sessiond.domain.tokens import TokenIds, common_prefix_tokens, head_digest
-
-#: A session keeps this many branches (side calls such as titles make short-lived ones).
-MAX_BRANCHES = 4
+from sessiond.domain.timing import TurnTiming
+from sessiond.domain.tokens import TokenIds, head_digest
 
 
 @dataclass(frozen=True)
@@ -41,6 +40,8 @@ class LastTurn:
     causes: tuple[Cause, ...] = ()
     #: The operation id of its ticket; empty where an earlier version wrote the head.
     turn_id: str = ""
+    #: ``None`` where nothing was measured, and where an earlier version wrote the head.
+    timing: TurnTiming | None = None
 
     def as_json(self) -> dict[str, JsonValue]:
         """Return the form used in files and events, and between processes."""
@@ -52,6 +53,7 @@ class LastTurn:
             "diverged_at_token": self.diverged_at_token,
             "causes": [cause.as_json() for cause in self.causes],
             "turn_id": self.turn_id,
+            "timing": self.timing.as_json() if self.timing else None,
         }
 
 
@@ -65,6 +67,8 @@ class Branch:
     updated_unix_s: float
     split: TurnSplit
     adapter_name: str = ""  #: under which the engine serves the adapter
+    #: When its line's first turn ended, or :data:`~sessiond.domain.lines.BEFORE_ALL`.
+    began_unix_s: float = BEFORE_ALL
 
     def as_json(self) -> dict[str, JsonValue]:
         """Return the form used in files and between processes; its tokens go beside it."""
@@ -73,6 +77,7 @@ class Branch:
             "adapter_digest": self.adapter_digest,
             "adapter_name": self.adapter_name,
             "cache_salt_hash": self.cache_salt_hash,
+            "began_unix_s": self.began_unix_s,
             "updated_unix_s": self.updated_unix_s,
             "split": asdict(self.split),
         }
@@ -115,11 +120,7 @@ class Head:
 
     @property
     def main(self) -> Branch | None:
-        """The conversation itself, not a side call such as a title.
-
-        A turn's branch becomes the main one if it continues a branch, as the second turn after
-        a compaction does, or has at least half of the main one's KV.
-        """
+        """The conversation itself, not a side call: see :mod:`sessiond.domain.lines`."""
         return self.branches[0] if self.branches else None
 
 
@@ -134,18 +135,26 @@ def begin_turn(head: Head, now_unix_s: float) -> Head:
 
 
 def end_turn(
-    head: Head, branch: Branch | None, now_unix_s: float, turn: LastTurn | None = None
+    head: Head,
+    branch: Branch | None,
+    now_unix_s: float,
+    turn: LastTurn | None = None,
+    *,
+    is_known: bool = False,
 ) -> Head:
-    """Return the head after a turn; *branch* is ``None`` for one that left nothing."""
-    branches = head.branches if branch is None else _merged(head.branches, branch)
+    """Return the head after a turn; *branch* is ``None`` for one that left nothing.
+
+    :param is_known: it continues the snapshot that its ticket names
+    """
+    placed = None if branch is None else place(head.branches, branch, is_known=is_known)
     # A side call says nothing of the conversation: a title of it may be text all the same.
-    is_main = branch is not None and branches[0] is branch
+    is_main = placed is not None and placed.leads
     return replace(
         head,
         sequence=head.sequence + 1,
         turns_in_flight=max(0, head.turns_in_flight - 1),
         updated_unix_s=now_unix_s,
-        branches=branches,
+        branches=head.branches if placed is None else placed.branches,
         last_turn=turn or head.last_turn,
         unkept="" if is_main else head.unkept,
     )
@@ -166,53 +175,16 @@ def pass_turn(head: Head, turn: LastTurn) -> Head:
     )
 
 
-def leads(head: Head, branch: Branch) -> bool:
-    """Whether a turn that left *branch* would be one of the conversation, and no side call."""
-    return _merged(head.branches, branch)[0] is branch
+def may_be_main(head: Head, branch: Branch) -> bool:
+    """Whether a turn that is not kept, and would have left *branch*, may be no side call."""
+    return may_lead(head.branches, branch)
 
 
 def add_branch(head: Head, branch: Branch, now_unix_s: float) -> Head:
-    """Return the head with what a request left that is no turn, such as a resume."""
+    """Return the head with what a request left that is no turn: a resume, of a snapshot."""
     return replace(
         head,
         sequence=head.sequence + 1,
         updated_unix_s=now_unix_s,
-        branches=_merged(head.branches, branch),
+        branches=place(head.branches, branch, is_known=True).branches,
     )
-
-
-def _merged(branches: tuple[Branch, ...], new: Branch) -> tuple[Branch, ...]:
-    """Put *new* in the place of the branch that it continues, or beside the others."""
-    kept = [branch for branch in branches if not _continues(new, branch)]
-    continues = len(kept) < len(branches)
-    main = new if continues or _outweighs(new, branches[:1]) else branches[0]
-    others = [branch for branch in (new, *kept) if branch is not main]
-    others.sort(key=lambda b: b.updated_unix_s, reverse=True)
-    if len(others) >= MAX_BRANCHES:
-        # Neither the new branch is given up nor the longest: it is the dearest to recompute.
-        longest = max((main, *others), key=lambda b: b.kv_tokens)
-        others.remove(next(b for b in reversed(others) if b is not longest and b is not new))
-    return (main, *others)
-
-
-def _outweighs(new: Branch, main: tuple[Branch, ...]) -> bool:
-    """Whether *new*, which continues nothing, is too long for a side call of the *main* branch."""
-    if not main:
-        return True
-    (old,) = main
-    alike = new.adapter_digest == old.adapter_digest
-    if alike and common_prefix_tokens(new.tokens, old.tokens) >= new.kv_tokens:
-        return False  # all of its KV is main's, which has more: such as after a resume
-    return 2 * new.kv_tokens >= old.kv_tokens
-
-
-def _continues(new: Branch, old: Branch) -> bool:
-    """Whether *new* is the next turn of *old*.
-
-    A reply re-tokenises differently and reasoning is stripped, so the common prefix may end
-    inside old's last turn: half of old is asked for, not all.
-    """
-    if new.adapter_digest != old.adapter_digest:
-        return False
-    common = common_prefix_tokens(new.tokens, old.tokens)
-    return len(new.tokens) >= len(old.tokens) and 2 * common >= len(old.tokens)

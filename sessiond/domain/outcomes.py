@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sessiond.domain.ids import EngineId
+from sessiond.domain.plans import Plan
 from sessiond.domain.reasons import Cause
 from sessiond.domain.snapshot import SnapshotSummary
+from sessiond.domain.timing import TurnTiming
 
 
 class Outcome(StrEnum):
@@ -48,3 +50,5 @@ class ResumeReport:
     disk_tokens: int
     seconds: float
     queued_s: float = 0.0  #: of them, until other resumes had made room
+    plan: Plan | None = None  #: ``None``: there was nothing to decide
+    timing: TurnTiming | None = None  #: of its last request that moved something

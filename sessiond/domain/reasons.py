@@ -77,6 +77,17 @@ class Reason(StrEnum):
     GENERATION_EXISTS = "generation_exists"
     NOT_CONFIRMED = "not_confirmed"
     INTERNAL_ERROR = "internal_error"
+    # A plan: less is loaded than could be.
+    RECOMPUTE_IS_FASTER = "recompute_is_faster"
+    RECOMPUTE_IS_SURER = "recompute_is_surer"
+    POLICY_NEVER_LOAD = "policy_never_load"
+    LOAD_PAUSED = "load_paused"
+    LOAD_TOO_LATE = "load_too_late"
+    # A snapshot is not written.
+    TOO_FEW_TOKENS = "too_few_tokens"
+    NO_EXPECTED_RETURN = "no_expected_return"
+    WRITE_BUDGET_SPENT = "write_budget_spent"
+    PRESSURE = "pressure"
 
 
 @dataclass(frozen=True)
@@ -320,5 +331,41 @@ EXPLANATIONS: Mapping[Reason, Explanation] = {
     Reason.INTERNAL_ERROR: Explanation(
         "sessiond's own code failed; the engine went on without it.",
         "Report it with the engine's log.",
+    ),
+    Reason.RECOMPUTE_IS_FASTER: Explanation(
+        "Computing the context again is likely to be ready as soon as loading it, or sooner.",
+        "See 'sessionctl plan' for both times; a faster disk makes loading win earlier.",
+    ),
+    Reason.RECOMPUTE_IS_SURER: Explanation(
+        "Computing the context again is more surely ready within the latency objective.",
+        "See 'sessionctl plan' for both times, or choose the policy 'auto'.",
+    ),
+    Reason.POLICY_NEVER_LOAD: Explanation(
+        "The policy 'never_load' has the context computed again.",
+        "Choose the policy 'auto' to load where that is faster.",
+    ),
+    Reason.LOAD_PAUSED: Explanation(
+        "Loads are paused: the last ones took longer than computing again.",
+        "Nothing needs to be done: one load is tried now and then. 'sessiond doctor' shows what "
+        "is slow.",
+    ),
+    Reason.LOAD_TOO_LATE: Explanation(
+        "Loading more would end after its deadline.", "Check the disk, or raise the deadline."
+    ),
+    Reason.TOO_FEW_TOKENS: Explanation(
+        "The context is too short for a snapshot to be worth it.",
+        "Nothing needs to be done: a short context is computed again at once.",
+    ),
+    Reason.NO_EXPECTED_RETURN: Explanation(
+        "Sessions like this one hardly ever come back, so it is not written by itself.",
+        "Suspend it by a call if it will be needed.",
+    ),
+    Reason.WRITE_BUDGET_SPENT: Explanation(
+        "The bytes that may be written in a day are written.",
+        "Wait, or raise the budget if the drive may wear faster.",
+    ),
+    Reason.PRESSURE: Explanation(
+        "Little space is free, and this snapshot is not among the most valuable.",
+        "Free disk space, or suspend the session by a call.",
     ),
 }

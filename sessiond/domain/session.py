@@ -9,6 +9,7 @@ from typing import Final
 from sessiond.domain.canonical import JsonValue
 from sessiond.domain.heads import LastTurn
 from sessiond.domain.ids import OperationId, SessionId, TenantId
+from sessiond.domain.plans import PlanPolicy
 from sessiond.domain.snapshot import Origin, SnapshotSummary
 
 #: A year: the longest idle timeout that a session may have of its own. It means never.
@@ -45,6 +46,10 @@ class Session:
     lost_generation: int = 0  #: the newest one that retention removed
     forked_from: Origin | None = None
     on_evicted: OnEvicted | None = None  #: ``None``: the configured default
+    plan_policy: PlanPolicy | None = None  #: likewise
+    objective_s: float | None = None  #: of the policy ``objective``, likewise
+    #: When it was suspended, or refused to be, if it is not known to have come back since.
+    away_unix_s: float | None = None
 
 
 class SessionState(StrEnum):
@@ -120,6 +125,7 @@ class Operation:
     created_unix_s: float
     finished_unix_s: float | None
     result: dict[str, JsonValue] | None  #: the report, or the problem of a failed one
+    on_evicted: OnEvicted | None = None  #: what a suspend does about evicted KV
 
 
 @dataclass(frozen=True)

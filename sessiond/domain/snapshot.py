@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 
 from sessiond.domain.fingerprint import FieldClass, Fingerprint
 from sessiond.domain.ids import SegmentId, SessionId, TenantId
@@ -33,6 +35,22 @@ class Origin:
 
     session_id: SessionId
     generation: int
+
+
+def _gapless(chunks: Iterable[ChunkRecord], groups: int) -> list[list[int]]:
+    """Return where each group's chunks end, ascending, as far as none is missing."""
+    found: list[list[int]] = [[] for _ in range(groups)]
+    for chunk in sorted(chunks, key=attrgetter("start_token")):
+        ends = found[chunk.group]
+        if chunk.start_token == (ends[-1] if ends else 0):
+            ends.append(chunk.end_token)
+    return found
+
+
+def _last_within(ends: Sequence[int], tokens: int) -> int:
+    """Return the last of ascending *ends* that is at most *tokens*; 0 if there is none."""
+    at = bisect_right(ends, tokens)
+    return ends[at - 1] if at else 0
 
 
 @dataclass(frozen=True)
@@ -79,15 +97,16 @@ class Manifest:
         :param bad: chunks that must not be used
         """
         groups = self.groups
-        sound = [chunk for chunk in self.chunks if chunk not in bad]
+        sound = [chunk for chunk in self.chunks if chunk not in bad] if bad else self.chunks
         if groups.windowed:
             numbers = (self.number(chunk, groups) for chunk in sound)
             return groups.reach(numbers, tokens // self.chunk_tokens) * self.chunk_tokens
-        ends = [0] * groups.count
-        for chunk in sorted(sound, key=lambda chunk: chunk.start_token):
-            if chunk.start_token == ends[chunk.group] and chunk.end_token <= tokens:
-                ends[chunk.group] = chunk.end_token
-        return min(ends)
+        reached = self._ends if not bad else _gapless(sound, groups.count)
+        return min(_last_within(ends, tokens) for ends in reached)
+
+    @cached_property
+    def _ends(self) -> list[list[int]]:
+        return _gapless(self.chunks, self.groups.count)
 
     def number(self, chunk: ChunkRecord, groups: KvGroups) -> int:
         """Return the number that a chunk has in an engine with these groups."""

@@ -10,7 +10,7 @@ import base64
 import binascii
 import hmac
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from enum import StrEnum
 
 from sessiond.domain.canonical import canonical_json
@@ -62,14 +62,16 @@ class Ticket:
     head_tokens: int = 0
     not_before_unix_s: int = 0
     expires_unix_s: int = 0
-    restorable_tokens: int = 0  #: of the generation to load; nothing beyond is waited for
+    restorable_tokens: int = 0  #: of the generation to load; nothing beyond is loaded; 0: all
+    may_load: int = 1  #: 0: the generation is compared with the prompt, and nothing is loaded
+    load_limit_ms: int = 0  #: for reading it; what is there then is used; 0: no limit but ours
     adapter_digest: str = ""  #: of the LoRA adapter that the request uses; empty: none
     recomputes: int = 0  #: of a suspend: 1 if it may compute KV that is not there any more
 
 
 def sign(ticket: Ticket, key: bytes) -> str:
     """Return the ticket in its text form."""
-    payload = canonical_json({**asdict(ticket), "op": ticket.op.value})
+    payload = canonical_json({**vars(ticket), "op": ticket.op.value})
     return f"{_VERSION}.{_encode(payload)}.{_encode(_mac(payload, key))}"
 
 

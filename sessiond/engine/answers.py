@@ -14,6 +14,7 @@ from sessiond.domain.errors import (
 from sessiond.domain.heads import TurnSplit
 from sessiond.domain.reasons import Cause
 from sessiond.domain.tickets import ANSWER_PARAM
+from sessiond.domain.timing import TurnTiming, timing_of
 
 if TYPE_CHECKING:
     from sessiond.domain.canonical import JsonValue
@@ -58,6 +59,11 @@ class Answer:
             return TurnSplit()
         known = {name: value.get(name) for name in TurnSplit.__dataclass_fields__}
         return TurnSplit(**{name: count for name, count in known.items() if _is_count(count)})
+
+    @property
+    def timing(self) -> TurnTiming | None:
+        """What the request's stages took; ``None`` where the connector does not tell."""
+        return timing_of(self.fields.get("timing"))
 
 
 def read_answer(body: object) -> Answer:

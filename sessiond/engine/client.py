@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 _CONNECT_TIMEOUT_S: Final = 5.0
 _PROBE_TIMEOUT_S: Final = 2.0
 _MAX_CONNECTIONS: Final = 64
+_RUNNING: Final = re.compile(
+    r"^vllm:num_requests_(?:running|waiting)(?:\{[^}]*\})? ([0-9.e+]+)$", re.MULTILINE
+)
 _SHOWN_CHARS: Final = 200
 _PATHS: Final = re.compile(r"(?<![\w:/])/[^\s'\",;]+")
 
@@ -122,6 +125,19 @@ class EngineClient:
             return False
         body = _json(response)
         return isinstance(body, dict) and body.get("success") is True
+
+    async def requests_running(self, url: str) -> int:
+        """Return how many requests an engine works on or has waiting; 0 if it does not tell.
+
+        :raises EngineUnreachableError: it does not answer within 2 s.
+        """
+        try:
+            response = await self._http.get(f"{url}/metrics", timeout=_PROBE_TIMEOUT_S)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise EngineUnreachableError from error
+        if response.status_code != httpx.codes.OK:
+            return 0
+        return round(sum(float(value) for value in _RUNNING.findall(response.text)))
 
     async def answers_http(self, url: str) -> bool:
         """Whether some server answers HTTP at *url* within 2 s."""

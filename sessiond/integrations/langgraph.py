@@ -14,7 +14,6 @@ While the graph waits for a person, its session is put away; the answer brings i
 from __future__ import annotations
 
 import hashlib
-import logging
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.runnables.config import ensure_config
@@ -24,6 +23,13 @@ from langgraph.callbacks import GraphCallbackHandler, GraphInterruptEvent, Graph
 from sessiond.client import ApiError, OperationRunningError
 from sessiond.domain.errors import InvalidSessionIdError
 from sessiond.domain.ids import parse_session_id
+from sessiond.integrations.suspends import (
+    SUSPEND_WAIT_S,
+    SuspendOutcome,
+    tell,
+    tell_unresumed,
+    tell_unsuspended,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping
@@ -34,8 +40,8 @@ if TYPE_CHECKING:
     from langchain_core.runnables import RunnableConfig
 
     from sessiond.client import Client
+    from sessiond.integrations.suspends import OnSuspend
 
-_log = logging.getLogger(__name__)
 _HEADER = "X-Session-Id"
 _THREAD = "thread_id"
 
@@ -98,13 +104,25 @@ class SessionCallbacks(GraphCallbackHandler):
     itself, or computes its context.
     """
 
-    def __init__(self, client: Client, *, resume_wait_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        client: Client,
+        *,
+        suspend_wait_s: float = SUSPEND_WAIT_S,
+        resume_wait_s: float = 0.0,
+        on_suspend: OnSuspend | None = None,
+    ) -> None:
         """Create them for any number of threads.
 
+        :param suspend_wait_s: how long a graph that is interrupted waits for its suspend before
+            it returns; one that takes longer goes on
         :param resume_wait_s: how long a graph that goes on waits for its session; by default it
             runs on beside that, and what the next turn does not find yet it loads itself
+        :param on_suspend: is told of each suspend before the graph returns: its report, or its
+            operation where it goes on, to be waited for with :meth:`Client.wait`
         """
-        self._client, self._resume_wait_s = client, resume_wait_s
+        self._client, self._on_suspend = client, on_suspend
+        self._suspend_wait_s, self._resume_wait_s = suspend_wait_s, resume_wait_s
         self._sessions: dict[UUID, str] = {}
 
     def on_chain_start(self, *_: object, run_id: UUID, **told: Any) -> None:
@@ -126,10 +144,15 @@ class SessionCallbacks(GraphCallbackHandler):
         session_id = self._session_of(event)
         if session_id is None:
             return
+        outcome: SuspendOutcome | None
         try:
-            self._client.session(session_id).suspend_settled()
+            outcome = self._client.session(session_id).suspend_settled(wait_s=self._suspend_wait_s)
+        except OperationRunningError as error:
+            outcome = error.operation
         except ApiError as error:
-            _log.warning("session %s was not suspended: %s", session_id, error)
+            tell_unsuspended(session_id, error)
+            return
+        tell(self._on_suspend, session_id, outcome)
 
     def on_resume(self, event: GraphResumeEvent) -> None:
         """Bring the session back, while the graph runs up to its next turn."""
@@ -141,7 +164,7 @@ class SessionCallbacks(GraphCallbackHandler):
         except OperationRunningError:
             pass  # it goes on beside the graph
         except ApiError as error:
-            _log.warning("session %s was not resumed ahead: %s", session_id, error)
+            tell_unresumed(session_id, error)
 
     def _session_of(self, event: GraphInterruptEvent | GraphResumeEvent) -> str | None:
         """Return the session that an event is about; ``None`` for a part of a graph."""

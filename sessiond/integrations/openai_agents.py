@@ -14,7 +14,6 @@ Needs ``pip install 'sessiond[agents]'``.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -22,6 +21,12 @@ from agents import ModelSettings, OpenAIProvider, RunConfig, RunHooks, Runner, R
 from openai import AsyncOpenAI
 
 from sessiond.client import ApiError, OperationRunningError
+from sessiond.integrations.suspends import (
+    SUSPEND_WAIT_S,
+    tell,
+    tell_unresumed,
+    tell_unsuspended,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -29,8 +34,8 @@ if TYPE_CHECKING:
     from agents import Agent, RunContextWrapper, RunResult, Tool, TResponseInputItem
 
     from sessiond.client import AsyncClient
+    from sessiond.integrations.suspends import OnSuspend, SuspendOutcome
 
-_log = logging.getLogger(__name__)
 _HEADER = "X-Session-Id"
 
 
@@ -42,15 +47,26 @@ class SessionRunner:
     """
 
     def __init__(
-        self, client: AsyncClient, *, use_responses: bool = False, resume_wait_s: float = 0.0
+        self,
+        client: AsyncClient,
+        *,
+        use_responses: bool = False,
+        suspend_wait_s: float = SUSPEND_WAIT_S,
+        resume_wait_s: float = 0.0,
+        on_suspend: OnSuspend | None = None,
     ) -> None:
         """Create one.
 
         :param use_responses: call the Responses interface instead of chat completions
+        :param suspend_wait_s: how long a run that is interrupted waits for its suspend before it
+            returns; one that takes longer goes on
         :param resume_wait_s: how long a run that goes on waits for its session; by default it
             runs on beside that, and what the next turn does not find yet it loads itself
+        :param on_suspend: is told of each suspend before the run returns: its report, or its
+            operation where it goes on, to be waited for with :meth:`AsyncClient.wait`
         """
-        self._client, self._resume_wait_s = client, resume_wait_s
+        self._client, self._on_suspend = client, on_suspend
+        self._suspend_wait_s, self._resume_wait_s = suspend_wait_s, resume_wait_s
         # The SDK's own connections are shared by all event loops of the process, and break.
         self._openai = AsyncOpenAI(**client.openai_arguments)
         self._provider = OpenAIProvider(openai_client=self._openai, use_responses=use_responses)
@@ -102,19 +118,31 @@ class SessionRunner:
             agent, given, run_config=self.config(session_id, run_config), **options
         )
         if result.interruptions:
-            await suspend_meanwhile(self._client, session_id)
+            outcome = await suspend_meanwhile(self._client, session_id, self._suspend_wait_s)
+            tell(self._on_suspend, session_id, outcome)
         return result
 
 
 class SessionHooks(RunHooks[Any]):
     """Puts a session away while tools run that take long, such as those that ask a person."""
 
-    def __init__(self, client: AsyncClient, session_id: str, slow_tools: Collection[str]) -> None:
+    def __init__(
+        self,
+        client: AsyncClient,
+        session_id: str,
+        slow_tools: Collection[str],
+        *,
+        suspend_wait_s: float = SUSPEND_WAIT_S,
+        on_suspend: OnSuspend | None = None,
+    ) -> None:
         """Create them for one session.
 
         :param slow_tools: names of tools that are worth a suspend
+        :param suspend_wait_s: how long such a tool waits for it; one that takes longer goes on
+        :param on_suspend: is told of each, as for :class:`SessionRunner`
         """
         self._client, self._session_id = client, session_id
+        self._suspend_wait_s, self._on_suspend = suspend_wait_s, on_suspend
         self._slow_tools = frozenset(slow_tools)
 
     async def on_tool_start(
@@ -122,7 +150,8 @@ class SessionHooks(RunHooks[Any]):
     ) -> None:
         """Suspend the session before a slow tool."""
         if tool.name in self._slow_tools:
-            await suspend_meanwhile(self._client, self._session_id)
+            outcome = await suspend_meanwhile(self._client, self._session_id, self._suspend_wait_s)
+            tell(self._on_suspend, self._session_id, outcome)
 
     async def on_tool_end(
         self, context: RunContextWrapper[Any], agent: Agent[Any], tool: Tool, result: object
@@ -132,12 +161,21 @@ class SessionHooks(RunHooks[Any]):
             await resume_ahead(self._client, self._session_id)
 
 
-async def suspend_meanwhile(client: AsyncClient, session_id: str) -> None:
-    """Suspend a session; what goes wrong is logged, and disturbs no run."""
+async def suspend_meanwhile(
+    client: AsyncClient, session_id: str, wait_s: float
+) -> SuspendOutcome | None:
+    """Suspend a session; what goes wrong is logged, and disturbs no run.
+
+    :param wait_s: how long to wait for its end
+    :returns: the report; the operation if it goes on; ``None`` if nothing was suspended
+    """
     try:
-        await client.session(session_id).suspend_settled()
+        return await client.session(session_id).suspend_settled(wait_s=wait_s)
+    except OperationRunningError as error:
+        return error.operation
     except ApiError as error:
-        _log.warning("session %s was not suspended: %s", session_id, error)
+        tell_unsuspended(session_id, error)
+        return None
 
 
 async def resume_ahead(client: AsyncClient, session_id: str, wait_s: float = 0.0) -> None:
@@ -150,4 +188,4 @@ async def resume_ahead(client: AsyncClient, session_id: str, wait_s: float = 0.0
     except OperationRunningError:
         pass  # it goes on beside the run
     except ApiError as error:
-        _log.warning("session %s was not resumed ahead: %s", session_id, error)
+        tell_unresumed(session_id, error)

@@ -41,15 +41,13 @@ if TYPE_CHECKING:
 CONNECT_TIMEOUT_S: Final = 5
 LOCK_TIMEOUT_S: Final = 10
 STATEMENT_TIMEOUT_S: Final = 30
+#: A daemon that freezes inside a transaction loses its locks before others give up on them. No
+#: transaction rests for long by itself: here nothing but queries happens inside one. But a daemon
+#: that lives may get no processor for seconds, so it has almost as long as others have patience.
+IDLE_IN_TRANSACTION_TIMEOUT_S: Final = 8
 POOL_TIMEOUT_S: Final = 10
 _WAL_RETRY_S: Final = 0.01
 
-#: Other daemons may be in the middle of their migrations when this one starts.
-MIGRATION_TURN_TIMEOUT_S: Final = 60
-#: A migration that waits for a lock makes everybody behind it wait too, so it gives up early.
-MIGRATION_LOCK_TIMEOUT_S: Final = 4
-MIGRATION_STATEMENT_TIMEOUT_S: Final = 60
-_MIGRATION_LOCK_KEY: Final = 0x73657373  # "sess"
 _EVENTS_LOCK_CLASS: Final = 0x65766E74  # "evnt"
 
 #: Execution options of an engine that only reads.
@@ -85,6 +83,11 @@ def open_engine(url: str) -> Engine:
             raise ConfigurationError(f"The registry cannot be kept in {other!r}.")
 
 
+def is_sqlite(engine: Engine) -> bool:
+    """Whether *engine* is one of SQLite: a file, which this process reads by itself."""
+    return engine.dialect.name == "sqlite"
+
+
 def one_look(engine: Engine) -> Engine:
     """Return *engine* for single queries, without round trips that begin and end a transaction."""
     if engine.dialect.name == "postgresql":
@@ -105,12 +108,13 @@ def begin_unhurried(engine: Engine) -> Iterator[Connection]:
                 yield connection
             return
         raw = connection.connection.cursor()  # not by the connection, which would begin
+        (before,) = raw.execute("PRAGMA synchronous").fetchone()
         raw.execute("PRAGMA synchronous = NORMAL")
         try:
             with connection.begin():
                 yield connection
         finally:
-            raw.execute("PRAGMA synchronous = FULL")
+            raw.execute(f"PRAGMA synchronous = {before}")
             raw.close()
 
 
@@ -136,25 +140,6 @@ def violated_constraint(error: IntegrityError) -> str | None:
         return columns or None
     diagnosis = getattr(error.orig, "diag", None)
     return diagnosis and diagnosis.constraint_name
-
-
-@contextmanager
-def alone_in_migration(connection: Connection) -> Iterator[None]:
-    """Let one process at a time migrate, and set the time limits of a migration."""
-    if connection.dialect.name == "sqlite":
-        with connection.begin():  # takes the write lock; the whole run is one transaction
-            yield
-        return
-    _limit_times(connection, MIGRATION_TURN_TIMEOUT_S, MIGRATION_TURN_TIMEOUT_S)
-    connection.execute(select(func.pg_advisory_lock(_MIGRATION_LOCK_KEY)))
-    _limit_times(connection, MIGRATION_LOCK_TIMEOUT_S, MIGRATION_STATEMENT_TIMEOUT_S)
-    connection.commit()
-    try:
-        yield
-    finally:
-        connection.rollback()
-        connection.execute(select(func.pg_advisory_unlock(_MIGRATION_LOCK_KEY)))
-        connection.commit()
 
 
 def _parse(url: str) -> URL:
@@ -229,7 +214,7 @@ def _postgresql_engine(url: URL) -> Engine:
     limits = {
         "statement_timeout": STATEMENT_TIMEOUT_S,
         "lock_timeout": LOCK_TIMEOUT_S,
-        "idle_in_transaction_session_timeout": STATEMENT_TIMEOUT_S,
+        "idle_in_transaction_session_timeout": IDLE_IN_TRANSACTION_TIMEOUT_S,
     }
     options = " ".join(f"-c {name}={limit_s}s" for name, limit_s in limits.items())
     return create_engine(
@@ -239,11 +224,6 @@ def _postgresql_engine(url: URL) -> Engine:
         pool_timeout=POOL_TIMEOUT_S,
         json_serializer=_json_text,
     )
-
-
-def _limit_times(connection: Connection, lock_timeout_s: int, statement_timeout_s: int) -> None:
-    connection.execute(text(f"SET lock_timeout = '{lock_timeout_s}s'"))
-    connection.execute(text(f"SET statement_timeout = '{statement_timeout_s}s'"))
 
 
 def _json_text(value: JsonValue) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -49,11 +50,11 @@ def domain_errors() -> Iterator[None]:
         raise known from error
     except DataError as error:
         raise InvalidInputError("The database cannot hold a value of this request.") from error
-    except (DBAPIError, PoolTimeoutError) as error:
+    except (DBAPIError, PoolTimeoutError, sqlite3.Error) as error:
         raise RegistryUnavailableError(_unavailable(error)) from error
 
 
-def _unavailable(error: DBAPIError | PoolTimeoutError) -> str:
+def _unavailable(error: DBAPIError | PoolTimeoutError | sqlite3.Error) -> str:
     cause = error.orig if isinstance(error, DBAPIError) else error
     first_line = str(cause).partition("\n")[0]
     return f"The registry's database does not answer: {first_line}"

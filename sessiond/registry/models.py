@@ -79,6 +79,9 @@ class SessionRow(Base):
     on_evicted: Mapped[str | None]
     forked_session: Mapped[str | None] = mapped_column(ID)
     forked_generation: Mapped[int | None]
+    plan_policy: Mapped[str | None]
+    objective_s: Mapped[float | None]
+    away_unix_s: Mapped[float | None]
 
 
 class SnapshotRow(Base):
@@ -91,6 +94,8 @@ class SnapshotRow(Base):
     session_id: Mapped[str] = mapped_column(ID, primary_key=True)
     generation: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     summary: Mapped[dict[str, Any]]
+    #: Written for it, or for ones that it superseded, and not known to have been loaded.
+    unread_bytes: Mapped[int] = mapped_column(server_default="0")
 
 
 class OperationRow(Base):
@@ -112,6 +117,7 @@ class OperationRow(Base):
     created_unix_s: Mapped[float]
     finished_unix_s: Mapped[float | None]
     result: Mapped[dict[str, Any] | None]
+    on_evicted: Mapped[str | None]
 
 
 class EventRow(Base):
@@ -141,7 +147,7 @@ class IdempotencyKeyRow(Base):
 
 
 class SwitchRow(Base):
-    """One thing that is set for every daemon of the registry; without a row it is not set."""
+    """One thing that is set, or was learned, for every daemon of the registry, or is not."""
 
     __tablename__ = "switches"
 
@@ -158,6 +164,7 @@ WITH_SNAPSHOT: Final = SessionRow.snapshot_generation.is_not(None)
 WITHOUT_SNAPSHOT: Final = SessionRow.snapshot_generation.is_(None)
 TTL_BY_DEFAULT: Final = SessionRow.ttl_s.is_(None)
 OWN_TTL: Final = SessionRow.ttl_s.is_not(None)
+AWAY: Final = SessionRow.away_unix_s.is_not(None)
 RUNNING: Final = OperationRow.finished_unix_s.is_(None)
 
 _BY_ID = (SessionRow.tenant, SessionRow.session_id)
@@ -176,6 +183,7 @@ Index("ix_sessions_without_snapshot", *_BY_ID, **only_where(and_(LIVE, WITHOUT_S
 _USED = SessionRow.updated_unix_s
 Index("ix_sessions_used", _USED, **only_where(and_(LIVE, WITH_SNAPSHOT, TTL_BY_DEFAULT)))
 Index("ix_sessions_own_ttl", _USED, **only_where(and_(LIVE, WITH_SNAPSHOT, OWN_TTL)))
+Index("ix_sessions_away", SessionRow.away_unix_s, **only_where(and_(LIVE, AWAY)))
 # The rule "one running operation per session" is this index.
 Index(
     "uq_operations_running",

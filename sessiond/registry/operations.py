@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 LEASE_EXPIRED: Final[dict[str, JsonValue]] = {
     "code": "lease_expired",
     "message": "The operation's daemon stopped before the operation was finished.",
+    "retryable": True,
 }
 
 _EXPIRE_BATCH: Final = 500
@@ -36,16 +37,20 @@ def begin(db: Database, operation: Operation) -> None:
     """Add a running operation; one with an expired lease in its place is failed first.
 
     Two that begin at once meet at the unique index. A deleted session takes only a delete, so
-    that an interrupted one can be repeated.
+    that an interrupted one can be repeated. So does one whose fork has not been settled: there
+    may be no snapshot in it.
 
     :raises SessionNotFoundError: there is no such session, or it is deleted.
+    :raises OperationInProgressError: an expired fork is not settled yet.
     """
     tenant, session_id = operation.tenant, operation.session_id
     deleted = lock_row(db, tenant, session_id)
     if deleted and operation.kind is not OperationKind.DELETE:
         raise not_found(session_id)
     expired = and_(_of_session(tenant, session_id), _expired(operation.created_unix_s))
-    db.execute(_fail(expired, operation.created_unix_s))
+    failed = db.scalars(_fail(expired, operation.created_unix_s).returning(OperationRow.kind))
+    if OperationKind.FORK in failed.all() and operation.kind is not OperationKind.DELETE:
+        raise OperationInProgressError  # and nothing was failed
     db.execute(insert(OperationRow).values(operation_values(operation)))
 
 
@@ -71,6 +76,13 @@ def finish(
     """
     held = _held_by(operation_id, owner)
     return _changed_one(db, update(OperationRow).where(held).values(ending))
+
+
+def correct(db: Database, operation_id: OperationId, ending: dict[str, Any]) -> None:
+    """Set what :func:`ending` returned on an operation that has failed."""
+    failed = OperationRow.status == OperationStatus.FAILED.value
+    which = and_(OperationRow.operation_id == operation_id, failed)
+    db.execute(update(OperationRow).where(which).values(ending))
 
 
 def ending(
@@ -100,13 +112,14 @@ def running(
     return None if row is None else to_operation(row)
 
 
-def refuse_if_held(
-    db: Database, tenant: TenantId, session_id: SessionId, now_unix_s: float
-) -> None:
-    """Raise if an operation holds the session.
+def end_earlier(db: Database, tenant: TenantId, session_id: SessionId, now_unix_s: float) -> None:
+    """Fail what a deleted session's operation left behind, before its id is used again.
 
-    :raises OperationInProgressError: one does.
+    Whoever froze in the middle of it finds out that it is not his any more.
+
+    :raises OperationInProgressError: one still holds the session.
     """
+    db.execute(_fail(and_(_of_session(tenant, session_id), _expired(now_unix_s)), now_unix_s))
     if running(db, tenant, session_id, now_unix_s):
         raise OperationInProgressError
 

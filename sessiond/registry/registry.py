@@ -7,21 +7,24 @@ from typing import TYPE_CHECKING
 from sqlalchemy import select
 from sqlalchemy.orm import sessionmaker
 
+from sessiond.domain.cursors import START
 from sessiond.domain.session import Event, OperationStatus
-from sessiond.registry import operations, restore, retention, sessions, switches, trail
-from sessiond.registry.dialects import READ_ONLY, begin_unhurried, one_look, open_engine
+from sessiond.registry import away, operations, restore, retention, sessions, switches, trail
+from sessiond.registry.dialects import READ_ONLY, begin_unhurried, is_sqlite, open_engine
 from sessiond.registry.failures import domain_errors
+from sessiond.registry.lookup import Lookup
 from sessiond.registry.models import IdempotencyKeyRow, SessionRow
 from sessiond.registry.sessions import Page, SessionChanges, SessionFilter
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from typing import Unpack
 
     from sqlalchemy import Engine
     from sqlalchemy.orm import Session as Database
 
     from sessiond.domain.canonical import JsonValue
+    from sessiond.domain.cursors import Cursor
     from sessiond.domain.ids import OperationId, SessionId, TenantId
     from sessiond.domain.session import Operation, Session
     from sessiond.domain.snapshot import SnapshotSummary
@@ -39,7 +42,7 @@ class Registry:
         self._engine = engine
         self._writer = sessionmaker(engine)
         self._reader = sessionmaker(engine.execution_options(**READ_ONLY))
-        self._one_look = one_look(engine)  # for what every turn asks
+        self._lookup = Lookup(engine)  # for what every turn asks
 
     @classmethod
     def open(cls, url: str) -> Registry:
@@ -59,7 +62,13 @@ class Registry:
 
     def close(self) -> None:
         """Close all connections."""
+        self._lookup.close()
         self._engine.dispose()
+
+    @property
+    def answers_at_once(self) -> bool:
+        """Whether :meth:`get_session` takes less time than the way to another thread."""
+        return is_sqlite(self._engine)
 
     def check(self) -> None:
         """Make one look-up.
@@ -87,8 +96,10 @@ class Registry:
 
         :raises SessionNotFoundError: there is none, or it is deleted and these are not asked for.
         """
-        with domain_errors(), self._one_look.connect() as connection:
-            return sessions.look_up(connection, tenant, session_id, include_deleted=include_deleted)
+        session = self._lookup.find(tenant, session_id)
+        if session is None or (session.deleted and not include_deleted):
+            raise sessions.not_found(session_id)
+        return session
 
     def list_sessions(  # noqa: PLR0913 - one keyword per filter
         self,
@@ -124,36 +135,45 @@ class Registry:
 
     def record_snapshot(
         self, tenant: TenantId, session_id: SessionId, summary: SnapshotSummary
-    ) -> None:
+    ) -> bool:
         """Add one snapshot to the session, as its newest unless a newer one is known.
 
         Repeating it for a known generation changes nothing of the snapshot. A new newest one
-        empties the session's ``resumed_on``.
+        empties the session's ``resumed_on``. Returns whether it was new.
 
         :raises SessionNotFoundError: there is no such session, or it is deleted.
         """
         with self._writing() as db:
-            sessions.record_snapshot(db, tenant, session_id, summary, time.time())
+            return sessions.record_snapshot(db, tenant, session_id, summary, time.time())
 
     def list_snapshots(self, tenant: TenantId, session_id: SessionId) -> list[SnapshotSummary]:
         """Return the session's snapshots, oldest first; none for an unknown session."""
         with self._reading() as db:
             return sessions.list_snapshots(db, tenant, session_id)
 
-    def mark_deleted(self, tenant: TenantId, session_id: SessionId, now_unix_s: float) -> None:
+    def mark_deleted(
+        self,
+        tenant: TenantId,
+        session_id: SessionId,
+        now_unix_s: float,
+        created_unix_s: float | None = None,
+    ) -> int:
         """Mark the session as deleted and forget its snapshots; repeating it changes nothing.
 
+        Returns how many bytes of these were never read.
+
+        :param created_unix_s: only the one created then: its id may be another one's since
         :raises SessionNotFoundError: there never was such a session.
         """
         with self._writing() as db:
-            sessions.mark_deleted(db, tenant, session_id, now_unix_s)
+            return sessions.mark_deleted(db, tenant, session_id, now_unix_s, created_unix_s)
 
     def sessions_for_sweep(self, ids: Sequence[tuple[TenantId, SessionId]]) -> list[Session]:
         """Return those of *ids* that exist, are not deleted and not pinned, in any order."""
         with self._reading() as db:
             return sessions.for_sweep(db, ids)
 
-    def forget_snapshots(
+    def forget_snapshots(  # noqa: PLR0913 - names, what goes, and why
         self,
         tenant: TenantId,
         session_id: SessionId,
@@ -161,16 +181,27 @@ class Registry:
         lost_reason: str,
         *,
         spare_pinned: bool = False,
-    ) -> bool:
+        freed_bytes: int | None = None,
+        created_unix_s: float | None = None,
+    ) -> int | None:
         """Remove snapshots that the store is about to lose; a session without one knows why.
 
         :param spare_pinned: do nothing if the session is pinned now.
-        :returns: whether it was done.
+        :param freed_bytes: that are in no other snapshot of the session; ``None``: not known
+        :param created_unix_s: only of the one created then: its id may be another one's since
+        :returns: how many bytes are lost that were never read; ``None``: nothing was done.
         :raises SessionNotFoundError: there is no such session, or it is deleted.
         """
         with self._writing() as db:
             return retention.forget_snapshots(
-                db, tenant, session_id, generations, lost_reason, spare_pinned=spare_pinned
+                db,
+                tenant,
+                session_id,
+                generations,
+                lost_reason,
+                spare_pinned=spare_pinned,
+                freed_bytes=freed_bytes,
+                created_unix_s=created_unix_s,
             )
 
     def sessions_by_key(self, ids: Sequence[tuple[TenantId, SessionId]]) -> list[Session]:
@@ -219,13 +250,47 @@ class Registry:
                 db.rollback()
             return restored
 
+    # -- what a snapshot is worth -------------------------------------------------------------
+
+    def mark_away(self, tenant: TenantId, session_id: SessionId, now_unix_s: float) -> None:
+        """Note that the session is away since now, unless it is known to be away already."""
+        with self._writing() as db:
+            away.mark(db, tenant, session_id, now_unix_s)
+
+    def end_away(
+        self, tenant: TenantId, session_id: SessionId, before_unix_s: float | None = None
+    ) -> bool:
+        """Note that the session is back, or gone; return whether it was away until now.
+
+        :param before_unix_s: only if it has been away since before then
+        """
+        with self._writing() as db:
+            return away.end(db, tenant, session_id, before_unix_s)
+
+    def give_up_away(self, before_unix_s: float) -> list[tuple[TenantId, str]]:
+        """Wait no longer for sessions that are away since before then, up to 500 at a time.
+
+        Returns the tenant and the model of each, to one caller only, however many call at once.
+        """
+        with self._writing() as db:
+            return away.give_up(db, before_unix_s)
+
+    def read_snapshots(self, tenant: TenantId, session_id: SessionId) -> int:
+        """Note that the session's snapshots were loaded; return how many bytes never were before.
+
+        It is none for an unknown session.
+        """
+        with self._writing() as db:
+            return away.read(db, tenant, session_id)
+
     # -- operations --------------------------------------------------------------------------
 
     def begin_operation(self, operation: Operation, creates: Session | None = None) -> None:
         """Add a running operation, atomically; its creation time is taken as now.
 
-        A running one whose lease is expired is failed with code ``lease_expired``. A deleted
-        session takes only a delete, so that an interrupted one can be repeated.
+        A running one whose lease is expired is failed with code ``lease_expired``; but a fork is
+        left to :meth:`expire_operations`, unless this is a delete. A deleted session takes only a
+        delete, so that an interrupted one can be repeated.
 
         :param creates: the session that it fills, added with it as :meth:`create_session` does
         :raises OperationInProgressError: another operation holds the session.
@@ -258,6 +323,14 @@ class Registry:
         with self._writing() as db:
             ending = operations.ending(status, result, now_unix_s)
             return operations.finish(db, operation_id, owner, ending)
+
+    def correct_operation(
+        self, operation_id: OperationId, result: dict[str, JsonValue], now_unix_s: float
+    ) -> None:
+        """Let an operation that :meth:`expire_operations` has failed have succeeded after all."""
+        with self._writing() as db:
+            ending = operations.ending(OperationStatus.SUCCEEDED, result, now_unix_s)
+            operations.correct(db, operation_id, ending)
 
     def get_operation(self, tenant: TenantId, operation_id: OperationId) -> Operation:
         """Return one operation.
@@ -322,20 +395,27 @@ class Registry:
         tenant: TenantId,
         *,
         session_id: SessionId | None = None,
-        after: int = 0,
+        after: Cursor = START,
         limit: int = 100,
     ) -> list[Event]:
         """Return up to *limit* events of all the tenant's sessions, or of one, oldest first.
 
-        Their numbers are above *after*. None ever appears with a number below one that was seen.
+        Their numbers are above *after*'s. None ever appears with a number below one that was seen.
+
+        :raises EventsResetError: the event of *after*, as it was seen, is not in this database.
         """
         with self._reading() as db:
             return trail.tenant_events(db, tenant, session_id, after, limit)
 
-    def newest_event_id(self, tenant: TenantId) -> int:
-        """Return the number of the tenant's newest event; 0 without one."""
+    def find_event(self, tenant: TenantId, number: int) -> Event | None:
+        """Return the tenant's event that has this number; ``None`` if none has."""
         with self._reading() as db:
-            return trail.newest_event_id(db, tenant)
+            return trail.find_event(db, tenant, number)
+
+    def newest_event(self, tenant: TenantId) -> Event | None:
+        """Return the tenant's newest event; ``None`` without one."""
+        with self._reading() as db:
+            return trail.newest_event(db, tenant)
 
     def remember(
         self,
@@ -379,6 +459,16 @@ class Registry:
         with self._writing() as db:
             switches.put(db, name, value, now_unix_s)
 
+    def revise_switch(
+        self,
+        name: str,
+        change: Callable[[dict[str, JsonValue] | None], dict[str, JsonValue]],
+        now_unix_s: float,
+    ) -> None:
+        """Set a switch to what *change* makes of its value; nobody else sets it in between."""
+        with self._writing() as db:
+            switches.put(db, name, change(switches.read(db, name, lock=True)), now_unix_s)
+
     def clear_switch(self, name: str) -> bool:
         """Take a switch back, for all daemons; return whether it was set."""
         with self._writing() as db:
@@ -398,4 +488,4 @@ class Registry:
 def _create(db: Database, session: Session) -> None:
     if sessions.create(db, session):
         # Otherwise the end of the old session's delete would hit the new session.
-        operations.refuse_if_held(db, session.tenant, session.session_id, session.created_unix_s)
+        operations.end_earlier(db, session.tenant, session.session_id, session.created_unix_s)

@@ -114,6 +114,8 @@ def _merge(db: Database, witness: Witness, known: Session) -> bool:
             "ttl_s": found.ttl_s,
             "pinned": found.pinned,
             "on_evicted": found.on_evicted.value if found.on_evicted else None,
+            "plan_policy": found.plan_policy.value if found.plan_policy else None,
+            "objective_s": found.objective_s,
         }
     if witness.used_unix_s > known.updated_unix_s:
         values["updated_unix_s"] = witness.used_unix_s

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import and_, delete, select, update
 
 from sessiond.domain.ids import SessionId, TenantId
+from sessiond.registry.away import unread
 from sessiond.registry.models import (
     LIVE,
     OWN_TTL,
@@ -35,29 +36,43 @@ def forget_snapshots(  # noqa: PLR0913 - names, what goes, and why
     lost_reason: str,
     *,
     spare_pinned: bool,
-) -> bool:
-    """Remove snapshots, and return whether that was done; where none is left, remember why.
+    freed_bytes: int | None,
+    created_unix_s: float | None,
+) -> int | None:
+    """Remove snapshots; where none is left, remember why.
 
+    Returns how many bytes are lost that were never read. ``None``: nothing was done.
+
+    :param freed_bytes: that only these snapshots have, where others are left; the rest of what
+        was not read is the newest one's then. ``None``: not known, as much as that was.
+    :param created_unix_s: only of the session created then.
     :raises SessionNotFoundError: there is no such session, or it is deleted.
     """
     if lock_row(db, tenant, session_id):
         raise not_found(session_id)
     row = db.get_one(SessionRow, (tenant, session_id))
+    if created_unix_s is not None and row.created_unix_s != created_unix_s:
+        raise not_found(session_id)
     if spare_pinned and row.pinned:
-        return False
+        return None
     here = and_(SnapshotRow.tenant == tenant, SnapshotRow.session_id == session_id)
-    db.execute(delete(SnapshotRow).where(here, SnapshotRow.generation.in_(generations)))
+    going = and_(here, SnapshotRow.generation.in_(generations))
+    lost_bytes = unread(db, going)
+    db.execute(delete(SnapshotRow).where(going))
     newest = db.scalar(
-        select(SnapshotRow.summary).where(here).order_by(SnapshotRow.generation.desc()).limit(1)
+        select(SnapshotRow).where(here).order_by(SnapshotRow.generation.desc()).limit(1)
     )
-    summary = None if newest is None else to_summary(newest)
+    summary = None if newest is None else to_summary(newest.summary)
+    if newest is not None and freed_bytes is not None and lost_bytes > freed_bytes:
+        newest.unread_bytes += lost_bytes - freed_bytes
+        lost_bytes = freed_bytes
     values = newest_snapshot_values(summary)
     if summary is None:
         highest = max(row.lost_generation or 0, *generations)
         values |= {"lost_reason": lost_reason, "lost_generation": highest}
     this = and_(SessionRow.tenant == tenant, SessionRow.session_id == session_id)
     db.execute(update(SessionRow).where(this).values(values))
-    return True
+    return lost_bytes
 
 
 def by_keys(db: Database, ids: Sequence[tuple[TenantId, SessionId]]) -> list[Session]:

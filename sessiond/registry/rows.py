@@ -6,6 +6,7 @@ from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 from sessiond.domain.ids import OperationId, SessionId, TenantId
+from sessiond.domain.plans import PlanPolicy
 from sessiond.domain.session import (
     Event,
     OnEvicted,
@@ -45,6 +46,9 @@ def to_session(row: SessionRow | Row[Any]) -> Session:
         lost_generation=row.lost_generation or 0,
         on_evicted=None if row.on_evicted is None else OnEvicted(row.on_evicted),
         forked_from=_origin(row),
+        plan_policy=None if row.plan_policy is None else PlanPolicy(row.plan_policy),
+        objective_s=row.objective_s,
+        away_unix_s=row.away_unix_s,
     )
 
 
@@ -71,6 +75,9 @@ def session_values(session: Session) -> dict[str, Any]:
         "lost_reason": session.lost_reason or None,
         "lost_generation": session.lost_generation or None,
         "on_evicted": session.on_evicted.value if session.on_evicted else None,
+        "plan_policy": session.plan_policy.value if session.plan_policy else None,
+        "objective_s": session.objective_s,
+        "away_unix_s": session.away_unix_s,
         "forked_session": session.forked_from.session_id if session.forked_from else None,
         "forked_generation": session.forked_from.generation if session.forked_from else None,
     }
@@ -106,6 +113,7 @@ def to_operation(row: OperationRow) -> Operation:
         created_unix_s=row.created_unix_s,
         finished_unix_s=row.finished_unix_s,
         result=row.result,
+        on_evicted=None if row.on_evicted is None else OnEvicted(row.on_evicted),
     )
 
 
@@ -122,6 +130,7 @@ def operation_values(operation: Operation) -> dict[str, Any]:
         "created_unix_s": operation.created_unix_s,
         "finished_unix_s": operation.finished_unix_s,
         "result": operation.result,
+        "on_evicted": operation.on_evicted.value if operation.on_evicted else None,
     }
 
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
-from sqlalchemy import ColumnElement, and_, bindparam, delete, insert, select, update
+from sqlalchemy import ColumnElement, and_, delete, insert, select, update
 
 from sessiond.domain.errors import InvalidInputError, SessionNotFoundError
+from sessiond.registry import away
 from sessiond.registry.models import (
     LIVE,
     PINNED,
@@ -28,19 +29,17 @@ from sessiond.registry.rows import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sqlalchemy import Connection, Select
+    from sqlalchemy import Select
     from sqlalchemy.orm import Session as Database
 
     from sessiond.domain.ids import SessionId, TenantId
+    from sessiond.domain.plans import PlanPolicy
     from sessiond.domain.session import OnEvicted, Session
     from sessiond.domain.snapshot import SnapshotSummary
 
 #: Sessions that one page may hold.
 MAX_PAGE: Final = 1000
 _SWEEP_BATCH: Final = 200
-_BY_KEY: Final = select(SessionRow.__table__).where(
-    SessionRow.tenant == bindparam("tenant"), SessionRow.session_id == bindparam("session_id")
-)
 
 
 @dataclass(frozen=True)
@@ -68,6 +67,9 @@ class SessionChanges(TypedDict, total=False):
     ttl_s: float | None
     pinned: bool
     on_evicted: OnEvicted | None
+    plan_policy: PlanPolicy | None
+    objective_s: float | None
+    away_unix_s: float | None
     resumed_on: str
     last_outcome: str
     last_reason: str
@@ -96,17 +98,6 @@ def get(db: Database, tenant: TenantId, session_id: SessionId, *, include_delete
     :raises SessionNotFoundError: there is none, or it is deleted and these are not asked for.
     """
     row = db.get(SessionRow, (tenant, session_id))
-    if row is None or (row.deleted_unix_s is not None and not include_deleted):
-        raise not_found(session_id)
-    return to_session(row)
-
-
-def look_up(
-    connection: Connection, tenant: TenantId, session_id: SessionId, *, include_deleted: bool
-) -> Session:
-    """Do the same as :func:`get` in a third of the time: every turn asks for it."""
-    key = {"tenant": tenant, "session_id": session_id}
-    row = connection.execute(_BY_KEY, key).one_or_none()
     if row is None or (row.deleted_unix_s is not None and not include_deleted):
         raise not_found(session_id)
     return to_session(row)
@@ -149,15 +140,17 @@ def record_snapshot(
     session_id: SessionId,
     summary: SnapshotSummary,
     now_unix_s: float,
-) -> None:
+) -> bool:
     """Add one snapshot, the session's newest if its generation says so; a known one stays.
+
+    Returns whether it was new.
 
     :raises SessionNotFoundError: there is no such session, or it is deleted.
     """
     # The update also locks the session, so that nobody else adds the same generation.
     _update_live(db, tenant, session_id, {"updated_unix_s": now_unix_s})
     if db.get(SnapshotRow, (tenant, session_id, summary.generation)):
-        return
+        return False
     _add_snapshot(db, tenant, session_id, summary)
     newest = SessionRow.snapshot_generation
     is_newer = WITHOUT_SNAPSHOT | (newest < summary.generation)
@@ -167,6 +160,7 @@ def record_snapshot(
         # A suspend is the newest operation now, so no resume is.
         .values(resumed_on="", lost_reason=None, **newest_snapshot_values(summary))
     )
+    return True
 
 
 def list_snapshots(db: Database, tenant: TenantId, session_id: SessionId) -> list[SnapshotSummary]:
@@ -175,14 +169,25 @@ def list_snapshots(db: Database, tenant: TenantId, session_id: SessionId) -> lis
     return [to_summary(value) for value in db.scalars(query.order_by(SnapshotRow.generation))]
 
 
-def mark_deleted(db: Database, tenant: TenantId, session_id: SessionId, now_unix_s: float) -> None:
+def mark_deleted(
+    db: Database,
+    tenant: TenantId,
+    session_id: SessionId,
+    now_unix_s: float,
+    created_unix_s: float | None = None,
+) -> int:
     """Mark the session as deleted and forget its snapshots; repeating it changes nothing.
 
+    Returns how many bytes of them were never read.
+
+    :param created_unix_s: only the one created then
     :raises SessionNotFoundError: there never was such a session.
     """
     already = lock_row(db, tenant, session_id)
-    if already:
-        return
+    is_meant = SessionRow.created_unix_s == created_unix_s
+    wanted = select(SessionRow.tenant).where(_key(tenant, session_id), is_meant)
+    if already or (created_unix_s is not None and db.scalar(wanted) is None):
+        return 0
     values = {
         "deleted_unix_s": now_unix_s,
         "updated_unix_s": now_unix_s,
@@ -190,7 +195,9 @@ def mark_deleted(db: Database, tenant: TenantId, session_id: SessionId, now_unix
         **newest_snapshot_values(None),
     }
     db.execute(update(SessionRow).where(_key(tenant, session_id), LIVE).values(values))
+    unread_bytes = away.unread(db, _snapshots_of(tenant, session_id))
     db.execute(delete(SnapshotRow).where(_snapshots_of(tenant, session_id)))
+    return unread_bytes
 
 
 def lock_row(db: Database, tenant: TenantId, session_id: SessionId) -> bool:
@@ -270,6 +277,7 @@ def _add_snapshot(
         session_id=session_id,
         generation=summary.generation,
         summary=summary_json(summary),
+        unread_bytes=summary.new_bytes,
     )
     db.add(row)
     db.flush()

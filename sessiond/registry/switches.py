@@ -15,9 +15,12 @@ if TYPE_CHECKING:
     from sessiond.domain.canonical import JsonValue
 
 
-def read(db: Database, name: str) -> dict[str, JsonValue] | None:
-    """Return what the switch is set to; ``None`` if it is not set."""
-    row = db.get(SwitchRow, name)
+def read(db: Database, name: str, *, lock: bool = False) -> dict[str, JsonValue] | None:
+    """Return what the switch is set to; ``None`` if it is not set.
+
+    :param lock: let nobody else change it until the transaction ends
+    """
+    row = db.get(SwitchRow, name, with_for_update={"key_share": True} if lock else None)
     return None if row is None else row.value
 
 

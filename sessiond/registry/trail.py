@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import bindparam, delete, insert, select, tuple_
 from sqlalchemy.exc import IntegrityError
 
-from sessiond.domain.errors import ConflictError, InvalidInputError
+from sessiond.domain.errors import ConflictError, EventsResetError, InvalidInputError
 from sessiond.registry.dialects import commit_in_turn
 from sessiond.registry.models import KEY_LENGTH, EventRow, IdempotencyKeyRow, SessionRow
 from sessiond.registry.rows import event_values, to_event
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
     from sqlalchemy.orm import Session as Database
 
+    from sessiond.domain.cursors import Cursor
     from sessiond.domain.ids import SessionId, TenantId
     from sessiond.domain.session import Event
 
@@ -79,23 +80,35 @@ def list_events(
 
 
 def tenant_events(
-    db: Database, tenant: TenantId, session_id: SessionId | None, after: int, limit: int
+    db: Database, tenant: TenantId, session_id: SessionId | None, after: Cursor, limit: int
 ) -> list[Event]:
-    """Return up to *limit* events of a tenant, or of one of its sessions, oldest first."""
+    """Return up to *limit* events of a tenant, or of one of its sessions, oldest first.
+
+    :raises EventsResetError: the event of *after*, as it was seen, is not in this database.
+    """
+    # Every time: connections find a database that was replaced by themselves, and tell nobody.
+    if after.number and not after.is_of(find_event(db, tenant, after.number)):
+        raise EventsResetError
     if session_id is not None:
-        return list_events(db, tenant, session_id, after, limit)
-    query = select(EventRow).where(EventRow.tenant == tenant, EventRow.event_id > after)
+        return list_events(db, tenant, session_id, after.number, limit)
+    query = select(EventRow).where(EventRow.tenant == tenant, EventRow.event_id > after.number)
     return [to_event(row) for row in db.scalars(query.order_by(EventRow.event_id).limit(limit))]
 
 
-def newest_event_id(db: Database, tenant: TenantId) -> int:
-    """Return the number of a tenant's newest event; 0 without one."""
+def find_event(db: Database, tenant: TenantId, number: int) -> Event | None:
+    """Return the tenant's event that has this number."""
+    row = db.get(EventRow, number)
+    return to_event(row) if row is not None and row.tenant == tenant else None
+
+
+def newest_event(db: Database, tenant: TenantId) -> Event | None:
+    """Return the tenant's newest event."""
     place = tuple_(EventRow.tenant, EventRow.event_id)
     # Of equal tenants, PostgreSQL may read all tenants' events backwards until one is found.
     query = select(EventRow.tenant, EventRow.event_id).where(place <= (tenant, _MAX_ID))
     last = query.order_by(EventRow.tenant.desc(), EventRow.event_id.desc()).limit(1)
     found = db.execute(last).one_or_none()
-    return found.event_id if found and found.tenant == tenant else 0
+    return find_event(db, tenant, found.event_id) if found and found.tenant == tenant else None
 
 
 def remember(db: Database, wanted: IdempotencyKeyRow) -> str | None:

@@ -49,6 +49,7 @@ class Jobs:
         self._add_scrub(services)
         interval_s = services.context.limits.retention_interval_s
         self._add("retention", services.retention.run, interval_s)
+        self._add("calibration", services.first_look.run, services.context.limits.learn_s)
         self._add("recovery", services.recovery.recover, lease_s / 2)
 
     def start(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import StrEnum
+from time import monotonic
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class Passage:
     engine: EngineInfo
     ticket: TurnTicket | None = None  #: ``None``: it is no turn, nothing is kept
     unfit: Cause | None = None  #: why it cannot be continued token for token, though asked for
+    begun_s: float = field(default_factory=monotonic)  #: before it was sent
 
     @property
     def plan(self) -> str:

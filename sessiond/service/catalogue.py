@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack, cast
 
 from sessiond.domain.errors import SessionNotFoundError, StoreError
 from sessiond.domain.ids import OperationId, SessionId, TenantId, new_session_id
+from sessiond.domain.plans import PlanPolicy
 from sessiond.domain.session import (
     Event,
     OnEvicted,
@@ -19,6 +20,7 @@ from sessiond.domain.tokens import head_digest
 from sessiond.service.coverage import cover
 from sessiond.service.engines import Located, newest_head, presence_of
 from sessiond.service.once import Once
+from sessiond.service.ownership import Same
 from sessiond.service.turntrail import TurnTrail
 from sessiond.store.sessions import SessionRecord
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from sessiond.domain.engines import EngineInfo
     from sessiond.domain.snapshot import SnapshotSummary
     from sessiond.service.context import Context
+    from sessiond.service.plans import Planner
     from sessiond.service.snapshots import Snapshots
 
 
@@ -63,15 +66,17 @@ class Changes(TypedDict, total=False):
     ttl_s: float | None
     pinned: bool
     on_evicted: OnEvicted | None
+    plan_policy: PlanPolicy | None
+    objective_s: float | None
 
 
 class Catalogue:
     """The sessions of all tenants."""
 
-    def __init__(self, context: Context, snapshots: Snapshots) -> None:
+    def __init__(self, context: Context, snapshots: Snapshots, planner: Planner) -> None:
         self._context = context
         self._snapshots = snapshots
-        self.trail = TurnTrail(context)  #: of what heads tell
+        self.trail = TurnTrail(context, planner)  #: of what heads tell
 
     async def create(
         self,
@@ -231,19 +236,23 @@ class Catalogue:
             last_reason="",
             ttl_s=options.get("ttl_s"),
             on_evicted=options.get("on_evicted"),
+            plan_policy=options.get("plan_policy"),
+            objective_s=options.get("objective_s"),
         )
 
     def _create(self, session: Session) -> None:
         store, registry = self._context.store, self._context.registry
         reused = self.was_deleted(session)
         registry.create_session(session)
+        fence = Same(self._context, session)
         try:
             if reused:
                 # Its delete may have been interrupted before there was a tombstone.
-                store.delete_session(session.tenant, session.session_id)
-            store.write_session(record_of(session), create=True)
+                store.delete_session(session.tenant, session.session_id, fence=fence)
+            store.write_session(record_of(session), create=True, fence=fence)
         except StoreError:
-            registry.mark_deleted(session.tenant, session.session_id, self._context.now())
+            key = session.tenant, session.session_id
+            registry.mark_deleted(*key, self._context.now(), session.created_unix_s)
             raise
         registry.add_event(
             session.tenant, session.session_id, "created", session.created_unix_s, {}
@@ -262,7 +271,7 @@ class Catalogue:
         session = registry.update_session(
             tenant, session_id, updated_unix_s=self._context.now(), **changes
         )
-        store.write_session(record_of(session))
+        store.write_session(record_of(session), fence=Same(self._context, session))
         registry.add_event(tenant, session_id, "changed", session.updated_unix_s, dict_of(changes))
 
 
@@ -277,7 +286,7 @@ def record_of(session: Session) -> SessionRecord:
         idle_timeout_s=session.idle_timeout_s,
         ttl_s=session.ttl_s,
         pinned=session.pinned,
-        policy={"on_evicted": session.on_evicted.value} if session.on_evicted else {},
+        policy=_policy(session),
         forked_from=session.forked_from,
     )
 
@@ -299,8 +308,32 @@ def session_of(record: SessionRecord) -> Session:
         last_reason="",
         ttl_s=record.ttl_s,
         on_evicted=_on_evicted(record),
+        plan_policy=_plan_policy(record),
+        objective_s=_objective_s(record),
         forked_from=record.forked_from,
     )
+
+
+def _policy(session: Session) -> dict[str, JsonValue]:
+    """Return the choices of its own that a session has."""
+    choices: dict[str, JsonValue] = {
+        "on_evicted": session.on_evicted.value if session.on_evicted else None,
+        "plan_policy": session.plan_policy.value if session.plan_policy else None,
+        "objective_s": session.objective_s,
+    }
+    return {name: choice for name, choice in choices.items() if choice is not None}
+
+
+def _plan_policy(record: SessionRecord) -> PlanPolicy | None:
+    told = record.policy.get("plan_policy")
+    return PlanPolicy(told) if told in set(PlanPolicy) else None
+
+
+def _objective_s(record: SessionRecord) -> float | None:
+    told = record.policy.get("objective_s")
+    if not isinstance(told, int | float) or isinstance(told, bool):
+        return None
+    return float(told) if told > 0 else None
 
 
 def _on_evicted(record: SessionRecord) -> OnEvicted | None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sessiond.domain.errors import SnapshotNotFoundError, StoreError
+from sessiond.domain.heads import Branch, TurnSplit
+from sessiond.domain.lines import outdoes
 from sessiond.domain.tokens import common_prefix_tokens
 from sessiond.service.judge import kept_tokens, storable_tokens
 
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sessiond.domain.engines import EngineInfo
-    from sessiond.domain.heads import Branch, Head
+    from sessiond.domain.heads import Head
     from sessiond.domain.ids import SegmentId
     from sessiond.domain.snapshot import Manifest
     from sessiond.store.store import Store
@@ -26,6 +28,7 @@ class Coverage:
     branch: Branch
     tokens: int  #: that a suspend can move, in whole chunks
     kept_tokens: int  #: of them, those that the snapshot has and that can be read
+    is_side_call: bool = False  #: beside the conversation that the snapshot has: none is moved
 
 
 def cover(store: Store, engine: EngineInfo, head: Head, newest: Manifest | None) -> Coverage | None:
@@ -33,28 +36,34 @@ def cover(store: Store, engine: EngineInfo, head: Head, newest: Manifest | None)
 
     :raises StoreError: the store cannot be read.
     """
-    movable = [branch for branch in head.branches if storable_tokens(branch, engine)]
-    branch = choose(movable, newest) or head.main
+    branch = choose(head, [one for one in head.branches if storable_tokens(one, engine)], newest)
     if branch is None:
         return None
+    if newest is not None and branch is head.main and not outdoes(branch, _branch_of(newest)):
+        return Coverage(branch, 0, 0, is_side_call=True)
     tokens = storable_tokens(branch, engine)
     kept = kept_tokens(newest, branch, tokens, engine.fingerprint) if newest else 0
     return Coverage(branch, tokens, _sound_tokens(store, newest, kept) if newest else 0)
 
 
-def choose(branches: Sequence[Branch], newest: Manifest | None) -> Branch | None:
-    """Return the branch that a suspend takes, of *branches* with the main one first.
+def choose(head: Head, movable: Sequence[Branch], newest: Manifest | None) -> Branch | None:
+    """Return the branch that a suspend takes, of those of *head* that can be moved.
 
-    The first that had a turn since the newest snapshot and is not in it: the main one, or else
-    what the session did last. Side calls that a snapshot passed over are not taken up again.
+    The main one, unless the newest snapshot has it. Then the one that is in the snapshot: a side
+    call that came later must not take the place of what is stored.
     """
-    if newest is None or not branches:
-        return branches[0] if branches else None
-    for one in branches:
-        had_a_turn = one.updated_unix_s > newest.created_unix_s
-        if had_a_turn and _common_tokens(newest, one) < one.kv_tokens:
-            return one
-    return max(branches, key=lambda one: _common_tokens(newest, one))
+    main = head.main
+    if newest is None or main is None or not movable:
+        return movable[0] if movable and newest is None else main
+    had_a_turn = main.updated_unix_s > newest.created_unix_s
+    if movable[0] is main and had_a_turn and _common_tokens(newest, main) < main.kv_tokens:
+        return main
+    return max(movable, key=lambda one: _common_tokens(newest, one))
+
+
+def _branch_of(manifest: Manifest) -> Branch:
+    tokens, at_unix_s = manifest.tokens, manifest.created_unix_s
+    return Branch(tokens, manifest.adapter_digest, "", at_unix_s, TurnSplit())
 
 
 def _common_tokens(newest: Manifest, branch: Branch) -> int:

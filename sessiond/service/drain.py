@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from sessiond.domain.errors import EngineNotFoundError
 from sessiond.service.drain_run import DrainRun
 from sessiond.service.drain_scan import DrainScan
 
@@ -76,6 +78,8 @@ class Drainer:
     async def undrain(self, engine_id: str) -> bool:
         """Let an engine serve again as any other; return whether it was being drained.
 
+        Drains of other daemons end as well, as soon as they see that the mark is gone.
+
         :raises EngineNotFoundError: there is no live engine of that id.
         :raises StoreError: its mark cannot be removed.
         """
@@ -100,11 +104,26 @@ class Drainer:
         if running is not None and not running[1].done():
             return running
         scan = DrainScan(self._context, self._snapshots, engine_id)
-        run = DrainRun(self._context, self._lifecycle, self._operations, scan, engine_id)
+        wanted = partial(self._is_wanted, engine_id)
+        run = DrainRun(self._context, self._lifecycle, self._operations, scan, wanted)
         task = asyncio.create_task(run.run())
         self._running[engine_id] = started = (run, task)
         task.add_done_callback(lambda _: self._ended(engine_id, started))
         return started
+
+    async def _is_wanted(self, engine_id: str) -> bool:
+        """Whether a run goes on. One that does not is not joined any more.
+
+        :raises EngineNotFoundError: the engine has ended, and the mark with it.
+        """
+        store = self._context.store
+        async with self._turn:
+            if await self._context.blocking(store.drains.is_marked, engine_id):
+                return True
+            self._running.pop(engine_id, None)
+        if not await self._context.blocking(store.engine_is_live, engine_id):
+            raise EngineNotFoundError
+        return False  # another daemon has taken the mark away
 
     def _ended(self, engine_id: str, ended: tuple[DrainRun, asyncio.Task[None]]) -> None:
         ended[0].looked.set()  # here: one that is cancelled at once has done nothing

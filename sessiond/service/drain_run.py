@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, cast
@@ -18,37 +17,22 @@ from sessiond.domain.errors import (
 )
 from sessiond.domain.reasons import EXPLANATIONS, Reason
 from sessiond.domain.session import OperationStatus
+from sessiond.service.drain_failures import Failures
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from sessiond.service.context import Context
-    from sessiond.service.drain_scan import DrainScan
+    from sessiond.service.drain_scan import DrainScan, Found
     from sessiond.service.lifecycle import Lifecycle
     from sessiond.service.operations import Operations, Result
     from sessiond.service.watch import Key
 
-#: Between two tries of what may be repeated; doubles up to the second.
-_FIRST_RETRY_S = 0.1
-_LAST_RETRY_S = 5.0
 #: Between two looks at what is left, while some are being stored: times the period of polls.
 _LOOKS = 4
 _NOT_REACHED = "Time was up before it was stored."
 _STILL_RUNNING = "It was still being stored when time was up."
-
-
-@dataclass(frozen=True)
-class _Failure:
-    """Why a session was not stored, or not all of it, as of its last turn."""
-
-    code: str
-    detail: str
-    used_unix_s: float
-    wait_s: float  #: until it is tried again; infinite: never
-    due_s: float  #: on the monotonic clock
-
-    def is_about(self, one: AtRisk) -> bool:
-        return self.used_unix_s == one.used_unix_s
+_GONE = "The engine lost its KV before it was stored, as by a reset of its caches."
 
 
 class DrainRun:
@@ -60,16 +44,18 @@ class DrainRun:
         lifecycle: Lifecycle,
         operations: Operations,
         scan: DrainScan,
-        engine_id: str,
+        is_wanted: Callable[[], Awaitable[bool]],
     ) -> None:
+        """Make one; *is_wanted* tells whether the engine is still to be drained."""
         self._context, self._lifecycle, self._operations = context, lifecycle, operations
-        self._scan, self._engine_id = scan, engine_id
+        self._scan, self._engine_id, self._is_wanted = scan, scan.engine_id, is_wanted
         self._began_s = monotonic()
         self.end_s = self._began_s  #: on the monotonic clock; may be put off while it runs
         self.looked = asyncio.Event()  #: set when the engine's sessions are known, or never will be
         self._left: list[AtRisk] = []
         self._saved: dict[Key, Saved] = {}
-        self._failures: dict[Key, _Failure] = {}
+        self._lost: dict[Key, AtRisk] = {}
+        self._failures = Failures()
         self._at_work: dict[Key, asyncio.Task[None]] = {}
         self._since: dict[Key, int] = {}  # the newest generation when it was found
         self._begun: set[Key] = set()  # their suspend has told of no success
@@ -93,26 +79,30 @@ class DrainRun:
 
     def report(self) -> DrainReport:
         """Return what was stored, and what was not and why."""
-        left = most_valuable_first(self._left, self._context.now())
+        missing = {**self._lost, **{one.key: one for one in self._left}}
+        order = most_valuable_first(missing.values(), self._context.now())
         return DrainReport(
             engine_id=self._engine_id,
-            complete=self._is_done and not left,
-            saved=tuple(self._saved.values()),
-            unsaved=tuple(map(self._unsaved, left)),
+            complete=self._is_done and not missing,
+            saved=tuple(one for one in self._saved.values() if one.key not in missing),
+            unsaved=tuple(map(self._unsaved, order)),
             seconds=monotonic() - self._began_s,
         )
 
     async def _run(self) -> None:
         await self._look_everywhere()
         self.looked.set()
-        while monotonic() < self.end_s and not self._is_done:
+        while await self._goes_on() and not self._is_done:
             await self._step()
 
+    async def _goes_on(self) -> bool:
+        return monotonic() < self.end_s and await self._is_wanted()
+
     async def _step(self) -> None:
-        due = [one for one in self._left if self._is_due(one)]
+        due = [one for one in self._left if self._is_free(one) and self._failures.is_due(one)]
         if due or self._at_work:
             await self._store_all(most_valuable_first(due, self._context.now()))
-        elif any(self._is_waiting(one) for one in self._left):
+        elif any(map(self._failures.is_waiting, self._left)):
             await asyncio.sleep(self._context.limits.poll_s)
         elif self._looked_everywhere:
             self._is_done = True
@@ -128,12 +118,16 @@ class DrainRun:
         self._looked_everywhere = False
         for one in order:
             while len(self._at_work) >= max(1, self._context.limits.sweep_concurrency):
-                await self._wait_for_one(self.end_s - monotonic())
-                if monotonic() >= self.end_s:
+                await self._wait_for_one(min(self._pause_s, self.end_s - monotonic()))
+                if not await self._goes_on():
                     return
             self._at_work[one.key] = asyncio.create_task(self._store(one))
         # One that hangs must not keep those waiting whose turn has ended meanwhile.
-        await self._wait_for_one(_LOOKS * self._context.limits.poll_s)
+        await self._wait_for_one(self._pause_s)
+
+    @property
+    def _pause_s(self) -> float:
+        return _LOOKS * self._context.limits.poll_s
 
     async def _wait_for_one(self, wait_s: float) -> None:
         tasks = self._at_work.values()
@@ -149,18 +143,34 @@ class DrainRun:
     async def _look_again(self) -> None:
         await self._look(partial(self._scan.among, [one.key for one in self._left]))
 
-    async def _look(self, look: Callable[[], list[AtRisk]]) -> None:
+    async def _look(self, look: Callable[[], Found]) -> None:
         self._heard_of.clear()
         found = await self._context.blocking(look)
         # Of a dead engine nothing is found: what was known of it before is what is lost.
         if not await self._context.blocking(self._context.store.engine_is_live, self._engine_id):
             raise EngineNotFoundError
-        for one in found:
+        for one in found.at_risk:
             self._since.setdefault(one.key, one.generation)
+            self._lost.pop(one.key, None)
         await self._find_stored()
         # The look may have been before what was heard of while it went on.
         heard = [one for one in self._left if one.key in self._heard_of]
-        self._left = [one for one in found if one.key not in self._heard_of] + heard
+        for one in self._left:
+            if one.key not in self._heard_of:
+                self._note_end(one, found)
+        self._left = [one for one in found.at_risk if one.key not in self._heard_of] + heard
+
+    def _note_end(self, one: AtRisk, found: Found) -> None:
+        """Note what became of a session that was at risk, if it is not any more."""
+        if one.key in found.stored:
+            self._saved[one.key] = found.stored[one.key]
+        elif one.key in found.gone:
+            snapshot, tokens = found.gone[one.key], one.tokens
+            if snapshot and snapshot.generation > one.generation:
+                self._saved[one.key] = snapshot
+                tokens = one.kept_tokens + one.tokens - snapshot.tokens
+            if tokens > 0:
+                self._lost[one.key] = replace(one, tokens=tokens)
 
     async def _find_stored(self) -> None:
         """Find what is stored though its suspend failed, as where the lease was lost after it."""
@@ -178,14 +188,14 @@ class DrainRun:
             left_s = max(0.0, self.end_s - monotonic())
             operation = await self._operations.wait(operation, left_s)
         except SessiondError as error:
-            self._failed(one, error.code, error.message, retryable=error.retryable)
+            self._failures.note(one, error.code, error.message, retryable=error.retryable)
             return
         told = operation.result or {}
         if operation.status is OperationStatus.RUNNING:
-            self._failed(one, DeadlineExceededError.code, _STILL_RUNNING, retryable=True)
+            self._failures.note(one, DeadlineExceededError.code, _STILL_RUNNING, retryable=True)
         elif operation.status is OperationStatus.FAILED:
-            retryable = bool(told.get("retryable"))
-            self._failed(one, str(told.get("code")), str(told.get("message")), retryable=retryable)
+            code, detail = str(told.get("code")), str(told.get("message"))
+            self._failures.note(one, code, detail, retryable=bool(told.get("retryable")))
         else:
             self._stored(one, told)
 
@@ -193,47 +203,31 @@ class DrainRun:
         self._begun.discard(one.key)
         self._heard_of.add(one.key)
         snapshot = cast("Result", told["snapshot"])
-        tokens, generation = snapshot["tokens_restorable"], snapshot["generation"]
-        self._saved[one.key] = Saved(
-            one.tenant, one.session_id, cast("int", generation), cast("int", tokens)
-        )
-        missing = replace(one, tokens=cast("int", told["missing_tokens"]))
+        tokens = cast("int", snapshot["tokens_restorable"])
+        generation = cast("int", snapshot["generation"])
+        self._saved[one.key] = Saved(one.tenant, one.session_id, generation, tokens)
+        lacking = cast("int", told["missing_tokens"])
+        missing = replace(one, tokens=lacking, generation=generation, kept_tokens=tokens)
         others = [other for other in self._left if other.key != one.key]
         self._left = [*others, missing] if missing.tokens else others
         # Heard of only if something is missing, or a look finds that it is.
         causes = cast("list[Result]", told["causes"])
         reason = Reason(str(causes[0]["reason"])) if causes else Reason.NOT_CONFIRMED
-        self._failed(one, reason.value, EXPLANATIONS[reason].sentence, retryable=False)
+        self._failures.note(one, reason.value, EXPLANATIONS[reason].sentence, retryable=False)
 
-    def _failed(self, one: AtRisk, code: str, detail: str, *, retryable: bool) -> None:
-        earlier, wait_s = self._failures.get(one.key), math.inf
-        if retryable:
-            repeated = earlier is not None and earlier.is_about(one) and earlier.code == code
-            wait_s = 2 * earlier.wait_s if earlier and repeated else _FIRST_RETRY_S
-            wait_s = min(wait_s, _LAST_RETRY_S)
-        due_s = monotonic() + wait_s
-        self._failures[one.key] = _Failure(code, detail, one.used_unix_s, wait_s, due_s)
-
-    def _failure(self, one: AtRisk) -> _Failure | None:
-        """Return why it was not stored, unless it has had a turn since."""
-        failure = self._failures.get(one.key)
-        return failure if failure and failure.is_about(one) else None
-
-    def _is_due(self, one: AtRisk) -> bool:
-        failure = self._failure(one)
-        is_free = not one.busy and one.key not in self._at_work
-        return is_free and (failure is None or failure.due_s <= monotonic())
-
-    def _is_waiting(self, one: AtRisk) -> bool:
-        failure = self._failure(one)
-        return one.busy or (failure is not None and failure.wait_s < math.inf)
+    def _is_free(self, one: AtRisk) -> bool:
+        return one.key not in self._at_work
 
     def _unsaved(self, one: AtRisk) -> Unsaved:
-        failure, code, detail = self._failure(one), DeadlineExceededError.code, _NOT_REACHED
-        if one.busy:
+        failure, saved = self._failures.of(one), self._saved.get(one.key)
+        code, detail = DeadlineExceededError.code, _NOT_REACHED
+        if one.key in self._lost:
+            code, detail = Reason.KV_EVICTED.value, _GONE
+        elif one.busy:
             code, detail = TurnInFlightError.code, TurnInFlightError().message
         elif failure is not None:
             code, detail = failure.code, failure.detail
         elif self._engine_ended:
             code, detail = EngineNotFoundError.code, "The engine ended before it was stored."
-        return Unsaved(one.tenant, one.session_id, code, detail, one.tokens)
+        tokens = saved.tokens if saved else 0
+        return Unsaved(one.tenant, one.session_id, code, detail, one.tokens, tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sessiond.domain.drains import AtRisk, Saved
@@ -12,6 +13,7 @@ from sessiond.service.coverage import cover
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from sessiond.domain.heads import Head
     from sessiond.domain.session import Session
     from sessiond.domain.snapshot import Manifest
     from sessiond.service.context import Context
@@ -20,39 +22,60 @@ if TYPE_CHECKING:
     from sessiond.service.watch import Key
 
 
+@dataclass(frozen=True)
+class Found:
+    """What became of sessions; those that went elsewhere, or were deleted, are in none."""
+
+    at_risk: tuple[AtRisk, ...]
+    stored: Mapping[Key, Saved]  #: their newest snapshot has all that there is
+    gone: Mapping[Key, Saved | None]  #: the engine has no KV of them; their newest snapshot
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """One session of the engine."""
+
+    key: Key
+    at_risk: AtRisk | None = None
+    snapshot: Saved | None = None
+    is_gone: bool = False
+
+
 class DrainScan:
     """Looks in the caller's thread. Pinned sessions count: an engine's end spares none."""
 
     def __init__(self, context: Context, snapshots: Snapshots, engine_id: str) -> None:
         self._context, self._snapshots = context, snapshots
-        self._engine_id = engine_id
+        self.engine_id = engine_id
 
-    def everywhere(self) -> list[AtRisk]:
+    def everywhere(self) -> Found:
         """Look at every session of the store.
 
         :raises StoreError: the store cannot be read.
         :raises RegistryUnavailableError: the registry does not answer.
         """
-        heads = self._context.store.drains.heads_of(self._engine_id)
+        heads = self._context.store.drains.heads_of(self.engine_id)
         return self.among([(TenantId(head.tenant), SessionId(head.session)) for head in heads])
 
-    def among(self, keys: Iterable[Key]) -> list[AtRisk]:
+    def among(self, keys: Iterable[Key]) -> Found:
         """Look at these sessions.
 
         :raises RegistryUnavailableError: the registry does not answer.
         """
         sessions = self._context.registry.sessions_by_key(list(keys))
-        return [one for session in sessions if (one := self._look(session)) is not None]
+        seen = [one for session in sessions if (one := self._look(session)) is not None]
+        stored = {one.key: one.snapshot for one in seen if not (one.at_risk or one.is_gone)}
+        return Found(
+            tuple(one.at_risk for one in seen if one.at_risk),
+            {key: snapshot for key, snapshot in stored.items() if snapshot},
+            {one.key: one.snapshot for one in seen if one.is_gone},
+        )
 
     def stored(self, since: Mapping[Key, int]) -> list[Saved]:
         """Return which of these sessions have a newer snapshot than this; the same error."""
         sessions = self._context.registry.sessions_by_key(list(since))
-        newest = filter(None, map(self._newest, sessions))
-        return [
-            Saved(one.tenant, one.session, one.generation, one.restorable_tokens)
-            for one in newest
-            if one.generation > since[one.tenant, one.session]
-        ]
+        newest = filter(None, map(_saved, map(self._newest, sessions)))
+        return [one for one in newest if one.generation > since[one.key]]
 
     def _newest(self, session: Session) -> Manifest | None:
         try:
@@ -60,33 +83,47 @@ class DrainScan:
         except StoreError:
             return None  # then it is not known to be stored
 
-    def _look(self, session: Session) -> AtRisk | None:
+    def _look(self, session: Session) -> _Seen | None:
+        key = session.tenant, session.session_id
         try:
-            return self._at_risk(session)
+            located = self._context.engines.see(session).located
+            if located is None or located.engine.engine_id != self.engine_id:
+                return None  # it has had a turn elsewhere since
+            newest = self._snapshots.newest_manifest(session)
+            if _is_gone(located.head):
+                return _Seen(key, None, _saved(newest), is_gone=True)
+            return _Seen(key, self._at_risk(located, newest), _saved(newest))
         except StoreError:
             # One that cannot be looked at costs the others nothing; its suspend will tell why.
-            return AtRisk(session.tenant, session.session_id, 0, session.created_unix_s)
+            return _Seen(key, AtRisk(*key, 0, session.created_unix_s))
 
-    def _at_risk(self, session: Session) -> AtRisk | None:
-        located = self._context.engines.see(session).located
-        if located is None or located.engine.engine_id != self._engine_id:
-            return None  # it has had a turn elsewhere since
-        head, newest = located.head, self._snapshots.newest_manifest(session)
+    def _at_risk(self, located: Located, newest: Manifest | None) -> AtRisk | None:
+        head, kept = located.head, 0
         tokens = len(head.main.tokens) if head.main else 0
         busy = head.turns_in_flight > 0
         if not busy and not head.unkept:
-            tokens = self._unsaved_tokens(located, newest)
+            covered = cover(self._context.store, located.engine, head, newest)
+            kept = covered.kept_tokens if covered else 0
+            tokens = max(0, covered.tokens - kept) if covered else 0
             if not tokens:
                 return None
         return AtRisk(
-            session.tenant,
-            session.session_id,
+            TenantId(head.tenant),
+            SessionId(head.session),
             tokens,
             head.updated_unix_s,
             busy,
             newest.generation if newest else 0,
+            kept,
         )
 
-    def _unsaved_tokens(self, located: Located, newest: Manifest | None) -> int:
-        covered = cover(self._context.store, located.engine, located.head, newest)
-        return max(0, covered.tokens - covered.kept_tokens) if covered else 0
+
+def _is_gone(head: Head) -> bool:
+    return not (head.branches or head.turns_in_flight or head.unkept)
+
+
+def _saved(manifest: Manifest | None) -> Saved | None:
+    if manifest is None:
+        return None
+    tokens = manifest.restorable_tokens
+    return Saved(manifest.tenant, manifest.session, manifest.generation, tokens)

@@ -191,8 +191,9 @@ def newest_head(
         return None
     newest = max(known, key=lambda head: (head.updated_unix_s, head.sequence))
     # An engine remembers a deleted session whose id was given to this one.
-    ours = (b for b in newest.branches if b.updated_unix_s >= session.created_unix_s)
-    return Located(engines[newest.engine_id], replace(newest, branches=tuple(ours)))
+    ours = tuple(b for b in newest.branches if b.updated_unix_s >= session.created_unix_s)
+    head = newest if len(ours) == len(newest.branches) else replace(newest, branches=ours)
+    return Located(engines[newest.engine_id], head)
 
 
 def presence_of(

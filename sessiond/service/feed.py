@@ -9,7 +9,12 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from sessiond.domain.errors import RegistryUnavailableError, TooManyListenersError
+from sessiond.domain.cursors import START, Cursor, cursor_of
+from sessiond.domain.errors import (
+    EventsResetError,
+    RegistryUnavailableError,
+    TooManyListenersError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -44,7 +49,13 @@ class Batch:
     """Events, oldest first; without any it only tells that nothing happened."""
 
     events: tuple[Event, ...]
-    reached_id: int  #: everything up to this number has been told
+    reached: Cursor  #: everything up to here has been told
+    lost: Cursor | None = None  #: where the listener was; all events are told from the start
+
+    @property
+    def is_news(self) -> bool:
+        """Whether it tells of anything."""
+        return bool(self.events) or self.lost is not None
 
 
 class Feed:
@@ -64,10 +75,10 @@ class Feed:
         """Let all listeners come to their end, now and later."""
         self._ended.set()
 
-    async def listen(self, interest: Interest, after: int | None) -> Listener:
+    async def listen(self, interest: Interest, after: Cursor | None) -> Listener:
         """Return a new listener, to be closed.
 
-        :param after: the last number that was seen; ``None``: only what happens from now on
+        :param after: the last event that was seen; ``None``: only what happens from now on
         :raises TooManyListenersError: the tenant has as many as it may have.
         """
         limits = self._context.limits
@@ -75,13 +86,23 @@ class Feed:
             raise TooManyListenersError
         self._open[interest.tenant] += 1
         try:
-            newest_id = await self.read(self._context.registry.newest_event_id, interest.tenant)
+            newest = await self.read(self._context.registry.newest_event, interest.tenant)
         except BaseException:
             self.leave(interest)
             raise
-        if after is not None and after > newest_id:
-            after = 0  # seen in a registry that was lost and built anew: its numbers began again
-        return Listener(self._context, self, interest, newest_id if after is None else after)
+        return Listener(
+            self._context, self, interest, cursor_of(newest) if after is None else after
+        )
+
+    async def number_of(self, tenant: TenantId, place: Cursor) -> int:
+        """Return the number to go on after.
+
+        :raises EventsResetError: the registry does not know the event that was seen.
+        """
+        find = self._context.registry.find_event
+        if not place.is_of(await self._context.blocking(find, tenant, place.number)):
+            raise EventsResetError
+        return place.number
 
     def leave(self, interest: Interest) -> None:
         """Give a listener's place to others."""
@@ -106,9 +127,9 @@ class Feed:
 class Listener:
     """One that follows the events of a tenant."""
 
-    def __init__(self, context: Context, feed: Feed, interest: Interest, reached_id: int) -> None:
+    def __init__(self, context: Context, feed: Feed, interest: Interest, reached: Cursor) -> None:
         self._context, self._feed, self._interest = context, feed, interest
-        self.reached_id = reached_id  #: everything up to this number is known to the caller
+        self.reached = reached  #: everything up to here is known to the caller
         self._is_open = True
 
     def close(self) -> None:
@@ -121,25 +142,32 @@ class Listener:
         """Yield events as they come, and now and then nothing, until the feed is closed."""
         told_s = monotonic()
         while not self._feed.has_ended:
-            page = await self._read()
-            events = tuple(event for event in page if self._interest.includes(event))
-            if events or monotonic() - told_s >= self._context.limits.event_heartbeat_s:
-                yield Batch(events, self.reached_id)
+            batch, is_all = await self._next()
+            if batch.is_news or monotonic() - told_s >= self._context.limits.event_heartbeat_s:
+                yield batch
                 told_s = monotonic()
-            if len(page) < _PAGE:
+            if is_all:
                 await self._feed.pause()
 
-    async def _read(self) -> list[Event]:
+    async def _next(self) -> tuple[Batch, bool]:
+        """Return what comes next, and whether that is all for now."""
         try:
-            page = await self._feed.read(
-                self._context.registry.tenant_events,
-                self._interest.tenant,
-                session_id=self._interest.session_id,
-                after=self.reached_id,
-                limit=_PAGE,
-            )
+            page = await self._read()
         except RegistryUnavailableError:
-            return []  # what happens meanwhile is told when it is back
+            return Batch((), self.reached), True  # what happens meanwhile is told when it is back
+        except EventsResetError:
+            lost, self.reached = self.reached, START
+            return Batch((), START, lost), False
         if page:
-            self.reached_id = page[-1].event_id
-        return page
+            self.reached = cursor_of(page[-1])
+        events = tuple(event for event in page if self._interest.includes(event))
+        return Batch(events, self.reached), len(page) < _PAGE
+
+    async def _read(self) -> list[Event]:
+        return await self._feed.read(
+            self._context.registry.tenant_events,
+            self._interest.tenant,
+            session_id=self._interest.session_id,
+            after=self.reached,
+            limit=_PAGE,
+        )

@@ -22,6 +22,7 @@ from sessiond.service.catalogue import record_of
 from sessiond.service.judge import summarize
 from sessiond.service.once import Once
 from sessiond.service.operations import claim
+from sessiond.service.ownership import Ownership, erase
 from sessiond.store.forks import fork_snapshot
 
 if TYPE_CHECKING:
@@ -76,7 +77,8 @@ class Forker:
             manifest = await self._source(source, wish.generation)
             session = self._new(source, manifest, session_id)
             reused = await self._context.blocking(self._is_reused, session)
-            work = partial(self._perform, session, manifest, reused=reused)
+            fence = Ownership(self._context, tenant, wanted.operation_id)
+            work = partial(self._perform, session, manifest, fence, reused=reused)
             return await self._operations.start(wanted, work, session)
 
         if not key:
@@ -130,12 +132,17 @@ class Forker:
             ttl_s=source.ttl_s,
             forked_from=Origin(source.session_id, manifest.generation),
             on_evicted=source.on_evicted,
+            plan_policy=source.plan_policy,
+            objective_s=source.objective_s,
         )
 
-    async def _perform(self, session: Session, source: Manifest, *, reused: bool) -> Result:
+    async def _perform(
+        self, session: Session, source: Manifest, fence: Ownership, *, reused: bool
+    ) -> Result:
         started_s = monotonic()
+        fill = partial(self._fill, session, source, fence, reused=reused)
         try:
-            manifest = await self._context.blocking(self._fill, session, source, reused)
+            manifest = await self._context.blocking(fill)
         except SessiondError as error:
             self._context.observer.ended(OperationKind.FORK, "failed", error.code, 0.0)
             await self._context.blocking(self._undo, session)
@@ -149,28 +156,26 @@ class Forker:
             _log.exception("the fork %s is not in both trails", session.session_id)
         seconds = monotonic() - started_s
         self._context.observer.ended(OperationKind.FORK, "complete", "", seconds)
-        return {**_detail(manifest), "seconds": seconds}
+        return forked_json(manifest, seconds)
 
-    def _fill(self, session: Session, source: Manifest, reused: bool) -> Manifest:  # noqa: FBT001 - called through a thread
+    def _fill(
+        self, session: Session, source: Manifest, fence: Ownership, *, reused: bool
+    ) -> Manifest:
+        """Make the session's files; no step once the operation's lease is lost."""
         store = self._context.store
         tenant, session_id = session.tenant, session.session_id
         if reused:
             # Its delete may have been interrupted before there was a tombstone.
-            store.delete_session(tenant, session_id)
-        store.write_session(record_of(session), create=True)
-        return fork_snapshot(store, source, session_id)
+            store.delete_session(tenant, session_id, fence=fence)
+        store.write_session(record_of(session), create=True, fence=fence)
+        return fork_snapshot(store, source, session_id, fence)
 
     def _undo(self, session: Session) -> None:
-        """Let nothing be left of a fork that failed, but for what was there before it."""
-        registry, store = self._context.registry, self._context.store
-        tenant, session_id = session.tenant, session.session_id
+        """Let nothing be left of a fork that failed, but for what others made."""
         try:
-            registry.mark_deleted(tenant, session_id, self._context.now())
-            record = store.read_session(tenant, session_id)
-            if record is not None and record.forked_from == session.forked_from:
-                store.delete_session(tenant, session_id)
+            erase(self._context, session)
         except SessiondError:
-            _log.exception("a failed fork left the session %s", session_id)
+            _log.exception("a failed fork left the session %s", session.session_id)
 
 
 async def tell_forked(context: Context, manifest: Manifest) -> None:
@@ -182,6 +187,11 @@ async def tell_forked(context: Context, manifest: Manifest) -> None:
         # The registry may have been lost since the source was deleted.
         with contextlib.suppress(SessionNotFoundError):
             await context.blocking(context.registry.add_event_once, event)
+
+
+def forked_json(manifest: Manifest, seconds: float) -> Result:
+    """Return the report of a fork that has succeeded."""
+    return {**_detail(manifest), "seconds": seconds}
 
 
 def _detail(manifest: Manifest) -> Result:

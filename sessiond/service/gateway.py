@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from sessiond.domain import responseids
 from sessiond.domain.errors import EngineLostError, EngineUnreachableError, UnavailableError
 from sessiond.domain.gateway import Forwarded, forwarded_body, forwarded_headers
+from sessiond.domain.jsonbody import parse_body
 from sessiond.engine.streams import StreamRequest
 from sessiond.service.calls import Endpoint, Passage, Passed
 from sessiond.service.routing import Router
@@ -22,12 +23,15 @@ if TYPE_CHECKING:
 
     from sessiond.domain.engines import EngineInfo
     from sessiond.domain.ids import TenantId
+    from sessiond.domain.jsonbody import JsonBody
     from sessiond.service.calls import Call
     from sessiond.service.catalogue import Catalogue
     from sessiond.service.context import Context
     from sessiond.service.turns import Turns
 
 _MODELS_DEADLINE_S: Final = 2.0
+#: A larger body takes more than 3 ms to read and write, so that is done in a thread.
+_AT_ONCE_BYTES: Final = 256 << 10
 
 
 class Gateway:
@@ -38,6 +42,15 @@ class Gateway:
         self._streams = context.streams
         self._router = Router(context, catalogue, turns)
         self.results = TurnResults(context, catalogue)  #: of the turns that were passed on
+
+    async def parsed(self, data: bytes) -> JsonBody:
+        """Return a call's body; other calls go on while a large one is read.
+
+        :raises InvalidInputError: it is no JSON object.
+        """
+        if len(data) <= _AT_ONCE_BYTES:
+            return parse_body(data)
+        return await self._context.blocking(parse_body, data)
 
     async def pass_on(self, call: Call) -> Passed:
         """Send a call to an engine; if that cannot be reached, to another, each once.
@@ -90,8 +103,14 @@ class Gateway:
         with ExitStack() as restoring:
             if passage.ticket is not None and passage.ticket.plan is TurnPlan.LOAD:
                 restoring.enter_context(self._context.restores.running())
-            answer = await self._streams.send(passage.engine.url, self._request(call, passage))
+            request = await self._written(call, passage)
+            answer = await self._streams.send(passage.engine.url, request)
             return Passed(passage, answer, restoring.pop_all())
+
+    async def _written(self, call: Call, passage: Passage) -> StreamRequest:
+        if len(call.body.text) <= _AT_ONCE_BYTES:
+            return self._request(call, passage)
+        return await self._context.blocking(self._request, call, passage)
 
     def _request(self, call: Call, passage: Passage) -> StreamRequest:
         body = forwarded_body(call.body, self._forwarded(call, passage))

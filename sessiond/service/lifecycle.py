@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import partial
-from time import monotonic
 from typing import TYPE_CHECKING, Unpack
 
-from sessiond.domain.errors import SessiondError, SuspendSkippedError
+from sessiond.domain.errors import SessiondError, SuspendRefusedError, SuspendSkippedError
 from sessiond.domain.ids import SessionId, TenantId
 from sessiond.domain.outcomes import Outcome
 from sessiond.domain.session import OnEvicted, Operation, OperationKind, Session
+from sessiond.service import returns
+from sessiond.service.deletion import delete
 from sessiond.service.once import Once
 from sessiond.service.operations import Claim, Operations, Result, Work, claim
-from sessiond.service.reports import (
-    delete_json,
-    first_reason,
-    problem_of,
-    resume_json,
-    suspend_json,
-)
+from sessiond.service.reports import first_reason, problem_of, resume_json, suspend_json
+from sessiond.service.restoring import Restorer
 from sessiond.service.resume import Prospect, Resumer
 from sessiond.service.storing import Storing
 from sessiond.service.suspend import Suspender
@@ -31,10 +28,15 @@ if TYPE_CHECKING:
     from sessiond.registry import SessionChanges
     from sessiond.service.catalogue import Catalogue
     from sessiond.service.context import Context
+    from sessiond.service.plans import Planner, Wish
     from sessiond.service.retention import Retention
     from sessiond.service.snapshots import Snapshots
+    from sessiond.service.worth import Worth
 
 _log = logging.getLogger(__name__)
+
+#: What an operation is to be, and its work.
+_Begun = tuple[Claim, Work]
 
 
 class Lifecycle:
@@ -43,19 +45,23 @@ class Lifecycle:
     *key*, a client's idempotency key, makes a repeated call return the first one's operation.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - one for each part that it uses
         self,
         context: Context,
         snapshots: Snapshots,
         catalogue: Catalogue,
         operations: Operations,
         retention: Retention,
+        planner: Planner,
+        worth: Worth,
     ) -> None:
         self._context = context
         self._catalogue = catalogue
         self._resumer = Resumer(context, snapshots)
-        self._suspender = Suspender(context, snapshots, self._resumer)
+        self._restorer = Restorer(context, planner)
+        self._suspender = Suspender(context, snapshots, self._resumer, self._restorer)
         self._storing = Storing(context, self._suspender, retention)
+        self._worth = worth
         self._operations = operations
 
     async def suspend(
@@ -64,10 +70,15 @@ class Lifecycle:
         session_id: SessionId,
         key: str = "",
         on_evicted: OnEvicted | None = None,
+        *,
+        by_sweep: bool = False,
     ) -> Operation:
         """Store the session's KV.
 
-        :param on_evicted: what to do about evicted KV; by default what the session is set to
+        :param on_evicted: what to do about evicted KV; by default what the session is set to.
+            A suspend that runs already is joined only if it does the same.
+        :param by_sweep: nobody asks for it
+        :raises SuspendRefusedError: it is not worth being written now.
         :raises SessionNotFoundError: there is no such session.
         :raises TurnInFlightError: a turn is running.
         :raises NothingToSuspendError: there is no whole chunk of KV.
@@ -75,34 +86,40 @@ class Lifecycle:
         :raises AdapterUnprovenError: it is not proven which adapter computed the KV.
         :raises TierOffError: the engine keeps nothing.
         :raises UnavailableError: no engine runs, and there is no snapshot either.
-        :raises OperationInProgressError: an operation of another kind holds the session.
+        :raises OperationInProgressError: an operation of another kind holds the session, or a
+            suspend that does something else about evicted KV.
         """
         wanted = claim(tenant, session_id, OperationKind.SUSPEND)
 
-        async def begin() -> Work:
+        async def begin() -> _Begun:
             session = await self._catalogue.get(tenant, session_id)
             plan = await self._suspender.plan(session, on_evicted)
             await self._note_turn(session)
-            return partial(self._suspend, plan)
+            await self._worth.check(plan, by_sweep=by_sweep)
+            return replace(wanted, on_evicted=plan.on_evicted), partial(self._suspend, plan)
 
         return await self._once(wanted, key, begin, on_evicted)
 
-    async def resume(self, tenant: TenantId, session_id: SessionId, key: str = "") -> Operation:
+    async def resume(
+        self, tenant: TenantId, session_id: SessionId, key: str = "", wish: Wish | None = None
+    ) -> Operation:
         """Bring the session's KV back.
 
+        :param wish: how to decide between loading and computing; by default as the session says.
+            A resume that runs already is joined whatever it was asked for.
         :raises SessionNotFoundError: there is no such session.
         :raises UnavailableError: no engine can; the session stays as it is.
         :raises OperationInProgressError: an operation of another kind holds the session.
         """
         wanted = claim(tenant, session_id, OperationKind.RESUME)
 
-        async def begin() -> Work:
+        async def begin() -> _Begun:
             session = await self._catalogue.get(tenant, session_id)
             prospect = await self._resumer.look(session)
             await self._note_turn(session)
-            return partial(self._resume, prospect)
+            return wanted, partial(self._resume, prospect, wish)
 
-        return await self._once(wanted, key, begin)
+        return await self._once(wanted, key, begin, wish.text if wish else None)
 
     async def delete(self, tenant: TenantId, session_id: SessionId, key: str = "") -> Operation:
         """Delete the session and its bytes; an interrupted delete may be repeated.
@@ -112,8 +129,8 @@ class Lifecycle:
         """
         wanted = claim(tenant, session_id, OperationKind.DELETE)
 
-        async def begin() -> Work:
-            return partial(self._delete, tenant, session_id)
+        async def begin() -> _Begun:
+            return wanted, partial(delete, self._context, wanted, self._note_turn)
 
         return await self._once(wanted, key, begin)
 
@@ -121,7 +138,7 @@ class Lifecycle:
         self,
         wanted: Claim,
         key: str,
-        begin: Callable[[], Awaitable[Work]],
+        begin: Callable[[], Awaitable[_Begun]],
         option: str | None = None,
     ) -> Operation:
         """Start the operation, or return the one that the key stands for.
@@ -130,16 +147,18 @@ class Lifecycle:
         """
 
         async def start() -> Operation:
-            return await self._operations.start(wanted, await self._begun(wanted.kind, begin))
+            return await self._operations.start(*await self._begun(wanted.kind, begin))
 
         if not key:
             return await start()
         request = [wanted.kind.value, wanted.session_id, *([option] if option else [])]
         return await Once(self._context, wanted.tenant, key, request).operation(wanted, start)
 
-    async def _begun(self, kind: OperationKind, begin: Callable[[], Awaitable[Work]]) -> Work:
+    async def _begun(self, kind: OperationKind, begin: Callable[[], Awaitable[_Begun]]) -> _Begun:
         try:
             return await begin()
+        except SuspendRefusedError:
+            raise  # and counted, where it is written down
         except SessiondError as error:
             self._context.observer.explained(kind, error.causes)
             raise
@@ -153,7 +172,7 @@ class Lifecycle:
         session = plan.session
         try:
             report = await self._storing.perform(plan)
-            await self._update(session, resumed_on="")
+            await self._update(session, resumed_on="", away_unix_s=self._context.now())
         except SessiondError as error:
             await self._failed(session, OperationKind.SUSPEND, error)
             raise
@@ -165,17 +184,19 @@ class Lifecycle:
         await self._event(session, "suspended", result)
         return result
 
-    async def _resume(self, prospect: Prospect) -> Result:
+    async def _resume(self, prospect: Prospect, wish: Wish | None) -> Result:
         session = prospect.session
         try:
             with self._context.restores.running():
-                report = await self._resumer.perform(prospect)
+                report = await self._restorer.perform(prospect, wish)
             await self._update(
                 session,
                 resumed_on=report.engine_id if report.tokens_restored else "",
                 last_outcome=report.outcome.value,
                 last_reason=first_reason(report.causes),
             )
+            used = partial(returns.used, disk_tokens=report.disk_tokens)
+            await self._context.blocking(used, self._context, session)
         except SessiondError as error:
             await self._failed(session, OperationKind.RESUME, error)
             raise
@@ -191,24 +212,9 @@ class Lifecycle:
         await self._event(session, "resumed", result)
         return result
 
-    async def _delete(self, tenant: TenantId, session_id: SessionId) -> Result:
-        started_s = monotonic()
-        registry, store = self._context.registry, self._context.store
-        # The order is what makes an interrupted delete repeatable: the registry hides the
-        # session first, then the tombstone keeps late commits out, then its files go.
-        now = self._context.now()
-        await self._context.blocking(registry.mark_deleted, tenant, session_id, now)
-        report = await self._context.blocking(store.delete_session, tenant, session_id)
-        result = delete_json(report)
-        seconds = monotonic() - started_s
-        self._context.observer.ended(OperationKind.DELETE, "complete", "", seconds)
-        await self._context.blocking(registry.add_event, tenant, session_id, "deleted", now, result)
-        return result
-
     async def _failed(self, session: Session, kind: OperationKind, error: SessiondError) -> None:
         """Leave a trace of a failure, which the caller raises."""
-        skipped = isinstance(error, SuspendSkippedError)
-        ending = "skipped" if skipped else Outcome.FAILED.value
+        ending = "skipped" if isinstance(error, SuspendSkippedError) else Outcome.FAILED.value
         self._context.observer.ended(kind, ending, error.code, 0.0)
         self._context.observer.explained(kind, error.causes)
         try:

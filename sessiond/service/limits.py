@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sessiond.domain.plans import PlanPolicy
 from sessiond.domain.session import OnEvicted
 from sessiond.domain.windows import SweepWindow
 
@@ -14,6 +15,10 @@ class Limits:
 
     idle_timeout_s: float = 300.0  #: for sessions without one of their own
     on_evicted: OnEvicted = OnEvicted.PREFIX  #: for sessions without a choice of their own
+    plan_policy: PlanPolicy = PlanPolicy.AUTO  #: for sessions without one of their own
+    plan_objective_s: float = 1.0  #: of the policy objective, likewise
+    first_look: bool = True  #: whether an engine of a new kind is measured while it is idle
+    learn_s: float = 3.0  #: between two savings of what was measured
     suspend_deadline_s: float = 120.0  #: one round of a suspend
     resume_deadline_s: float = 120.0  #: one round of a resume
     #: The whole of an attestation; 'sessionctl engines attest' waits longer.
@@ -48,4 +53,13 @@ class Limits:
     event_listeners: int = 32  #: open streams of events of each tenant
     event_poll_s: float = 1.0  #: between a listener's looks for new events
     event_heartbeat_s: float = 15.0  #: without an event, until a listener is told that
+    write_bytes_per_day: int = 0  #: 0: any number
+    write_least_tokens: int = 0  #: of a snapshot that a sweep makes; one chunk at least
+    write_least_chance: float = 0.05  #: that the session comes back, for a sweep; 0: any
+    write_least_outcomes: int = 20  #: before so many are known of a kind, no chance is too small
+    write_explored_part: float = 0.05  #: of what is unlikely is written all the same, to learn
+    write_pressure_bytes: int = 0  #: with less than this spare, sweeps write the likely ones only
+    write_pressure_chance: float = 0.2  #: of these
+    write_holds_explicit: bool = False  #: budget and pressure hold what is asked for, too
+    return_horizon_s: float = 7 * 86_400.0  #: whoever is away for longer is not waited for
     sweep_retry_s: float = 60.0  #: before a failed suspend is swept again; doubles each time

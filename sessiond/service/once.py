@@ -1,4 +1,8 @@
-"""Idempotency keys: a repeated call gets what the first one made."""
+"""Idempotency keys: a repeated call gets what the first one made.
+
+A key stands for one attempt, however that ended: who lost the answer can ask how it was, and
+nothing is done twice. Only a call that was refused before anything began leaves its key free.
+"""
 
 from __future__ import annotations
 

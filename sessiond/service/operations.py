@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from sessiond.domain.canonical import JsonValue
 from sessiond.domain.errors import OperationInProgressError, SessiondError
 from sessiond.domain.ids import OperationId, SessionId, TenantId, new_operation_id
-from sessiond.domain.session import Operation, OperationKind, OperationStatus
+from sessiond.domain.session import OnEvicted, Operation, OperationKind, OperationStatus
 from sessiond.service.reports import problem_of
 
 if TYPE_CHECKING:
@@ -26,6 +26,10 @@ Result = dict[str, JsonValue]
 Work = Callable[[], Awaitable[Result]]
 
 
+class _LeaseLostError(Exception):
+    """An operation is not this daemon's any more."""
+
+
 @dataclass(frozen=True)
 class Claim:
     """What an operation is to be, before it has begun."""
@@ -34,6 +38,7 @@ class Claim:
     session_id: SessionId
     kind: OperationKind
     operation_id: OperationId
+    on_evicted: OnEvicted | None = None  #: of a suspend; only one that does the same is joined
 
 
 def claim(tenant: TenantId, session_id: SessionId, kind: OperationKind) -> Claim:
@@ -55,6 +60,7 @@ def begun(context: Context, wanted: Claim) -> Operation:
         created_unix_s=now,
         finished_unix_s=None,
         result=None,
+        on_evicted=wanted.on_evicted,
     )
 
 
@@ -66,13 +72,17 @@ class Operations:
         self._tasks: dict[OperationId, asyncio.Task[None]] = {}
 
     async def start(self, wanted: Claim, work: Work, creates: Session | None = None) -> Operation:
-        """Begin an operation, or join the one of the same kind that runs already.
+        """Begin an operation, or join the one that does the same already.
 
         :param creates: the session that it fills, added with it; then none is joined
-        :raises OperationInProgressError: one of another kind holds the session.
+        :raises OperationInProgressError: one that does something else holds the session.
         :raises SessionNotFoundError: there is no such session.
         :raises SessionExistsError: there is one with the id of the one to add.
         """
+        # Who gives up waiting must not leave an operation that nobody drives.
+        return await asyncio.shield(asyncio.create_task(self._start(wanted, work, creates)))
+
+    async def _start(self, wanted: Claim, work: Work, creates: Session | None) -> Operation:
         operation = begun(self._context, wanted)
         try:
             await self._context.blocking(self._context.registry.begin_operation, operation, creates)
@@ -137,10 +147,18 @@ class Operations:
         )
         if running is None or running.kind is not wanted.kind:
             raise OperationInProgressError
+        if running.on_evicted is not wanted.on_evicted:
+            other = running.on_evicted or "unknown"
+            raise OperationInProgressError(f"A suspend whose 'on_evicted' is {other} runs already.")
         return running
 
     async def _drive(self, operation: Operation, work: Work) -> None:
-        status, result = await self._ended(operation, work)
+        try:
+            status, result = await self._ended(operation, work)
+        except _LeaseLostError:
+            # What it has begun in a thread may go on, so only who settles it knows its end.
+            _log.warning("the lease of operation %s was lost", operation.operation_id)
+            return
         try:
             await self._context.blocking(
                 self._context.registry.finish_operation,
@@ -160,9 +178,11 @@ class Operations:
         try:
             await asyncio.wait((worker, keeper), return_when=asyncio.FIRST_COMPLETED)
             if not worker.done():
-                worker.cancel()  # the lease is lost: somebody else decides now
-                raise OperationInProgressError("The operation's lease was lost.")
+                worker.cancel()
+                raise _LeaseLostError  # somebody else decides now
             return OperationStatus.SUCCEEDED, worker.result()
+        except _LeaseLostError:
+            raise
         except SessiondError as error:
             return OperationStatus.FAILED, problem_of(error)
         except Exception:  # noqa: BLE001 - a bug must end its operation, not leave it running

@@ -33,9 +33,11 @@ class Purpose:
     session_id: SessionId
     engine: EngineInfo
     generation: int
-    restorable_tokens: int = 0  #: of a generation that is loaded
+    restorable_tokens: int = 0  #: of a generation, to be loaded; 0: all
+    may_load: bool = True  #: or else the engine only compares the generation with the prompt
     adapter_digest: str = ""  #: of the one that computes; empty: none
     recomputes: bool = False  #: whether a suspend may compute KV that is gone
+    load_limit_s: float = 0.0  #: for reading the generation; 0: none
 
 
 class Signer:
@@ -88,6 +90,8 @@ class Signer:
             operation_id=operation_id,
             generation=purpose.generation,
             restorable_tokens=purpose.restorable_tokens,
+            may_load=int(purpose.may_load),
+            load_limit_ms=round(1000 * purpose.load_limit_s),
             salt_hash=salt_hash(salt),
             adapter_digest=purpose.adapter_digest,
             recomputes=int(purpose.recomputes),

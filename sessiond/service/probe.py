@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from sessiond.domain.engines import EngineInfo
     from sessiond.domain.fingerprint import Mismatch
     from sessiond.domain.ids import SessionId, TenantId
+    from sessiond.domain.plans import Plan
     from sessiond.domain.reasons import Cause
     from sessiond.service.context import Context
+    from sessiond.service.plans import Planner
     from sessiond.service.snapshots import Snapshots
 
 
@@ -32,13 +34,15 @@ class Probe:
     tokens_restorable: int
     tokens_loadable: int  #: on this engine
     resumes_ahead: int  #: that run there, or wait for it, in this daemon
+    decided: Plan | None = None  #: load or recompute, if it was now; ``None``: nothing to decide
 
 
 class Prober:
     """Looks, and changes nothing: no event, no operation, no record of a use."""
 
-    def __init__(self, context: Context, snapshots: Snapshots) -> None:
+    def __init__(self, context: Context, snapshots: Snapshots, planner: Planner) -> None:
         self._context = context
+        self._planner = planner
         self._resumer = Resumer(context, snapshots)
 
     async def probe(self, tenant: TenantId, session_id: SessionId, engine_id: str = "") -> Probe:
@@ -54,19 +58,21 @@ class Prober:
         session = await self._context.blocking(get, tenant, session_id)
         prospect = await self._resumer.look(session, engine=engine)
         manifest, found = prospect.readable.manifest, prospect.compatibility
-        plan = plan_of(prospect)
-        prefetches = found is not None and found.prefetchable and prospect.target_tokens > 0
+        decision = self._planner.decide(prospect, await self._planner.plan(prospect))
+        plan = plan_of(prospect, decision)
+        prefetches = found is not None and found.prefetchable and decision.load_tokens > 0
         postponed = found is not None and prospect.engine.is_pending
         return Probe(
             engine=prospect.engine,
             model=prospect.model,
             would_resume=(plan is TurnPlan.WARM or prefetches) and not postponed,
             plan=plan,
-            causes=causes_of(prospect),
+            causes=causes_of(prospect, decision),
             mismatches=found.mismatches if found else (),
             generation=manifest.generation if manifest else 0,
             tokens_total=len(manifest.tokens) if manifest else 0,
             tokens_restorable=manifest.restorable_tokens if manifest else 0,
             tokens_loadable=prospect.target_tokens,
             resumes_ahead=self._context.resume_queue.length(prospect.engine.engine_id),
+            decided=decision.plan,
         )

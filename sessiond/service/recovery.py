@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from sessiond.domain.errors import SessiondError, SessionNotFoundError
 from sessiond.domain.session import Operation, OperationKind, Session
-from sessiond.service.fork import tell_forked
+from sessiond.service.fork import forked_json, tell_forked
+from sessiond.service.ownership import erase
 
 if TYPE_CHECKING:
     from sessiond.service.context import Context
@@ -59,10 +60,10 @@ class Recovery:
             registry.get_session, tenant, session_id, include_deleted=True
         )
         recorded = 0
+        if session.created_unix_s > operation.created_unix_s:
+            return  # the id was given to a new session since
         if operation.kind is OperationKind.DELETE:
-            if session.created_unix_s > operation.created_unix_s:
-                return  # the id was given to a new session since
-            await self._finish_delete(operation)
+            await self._context.blocking(erase, self._context, session)
         elif not session.deleted:
             recorded = await self._snapshots.reconcile(session)
             if operation.kind is OperationKind.FORK:
@@ -84,12 +85,9 @@ class Recovery:
         """Keep a fork whose snapshot was committed; one without is none, and goes."""
         readable = await self._snapshots.newest_readable(fork)
         if readable.manifest is None:
-            await self._finish_delete(operation)
+            await self._context.blocking(erase, self._context, fork)
         elif readable.manifest.forked_from is not None:
+            told = forked_json(readable.manifest, seconds=0.0)
+            correct = self._context.registry.correct_operation
+            await self._context.blocking(correct, operation.operation_id, told, self._context.now())
             await tell_forked(self._context, readable.manifest)
-
-    async def _finish_delete(self, operation: Operation) -> None:
-        tenant, session_id = operation.tenant, operation.session_id
-        now = self._context.now()
-        await self._context.blocking(self._context.registry.mark_deleted, tenant, session_id, now)
-        await self._context.blocking(self._context.store.delete_session, tenant, session_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING
 
 from sessiond.domain.canonical import JsonValue
@@ -61,11 +61,18 @@ def suspend_json(report: SuspendReport) -> Json:
 def resume_json(report: ResumeReport) -> Json:
     """Return the answer to a resume."""
     return {
-        **asdict(report),
+        **_plain(report),
         "outcome": report.outcome.value,
         "reason": first_reason(report.causes),
         "causes": causes_json(report.causes),
+        "plan": report.plan.as_json() if report.plan else None,
+        "timing": report.timing.as_json() if report.timing else None,
     }
+
+
+def _plain(report: ResumeReport) -> Json:
+    """Return the fields that are no objects, which would be taken apart at length."""
+    return {one.name: getattr(report, one.name) for one in fields(report)}
 
 
 def delete_json(report: DeleteReport) -> Json:

@@ -1,24 +1,18 @@
-"""Resume: bring a snapshot back into an engine, and believe only what is proven."""
+"""What a resume of a session would find: its newest readable snapshot, and an engine."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from time import monotonic
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from sessiond.domain.errors import DeadlineExceededError, IdentityPendingError
-from sessiond.domain.outcomes import ResumeReport
-from sessiond.domain.reasons import Cause, Reason
-from sessiond.engine.client import TicketedRequest
-from sessiond.engine.pairs import Pair, ResumeResult, resume_round
 from sessiond.service.compatibility import Compatibility, adapter_for, check, surroundings
 from sessiond.service.engines import ANYWHERE, Where
-from sessiond.service.judge import conclude, movable_tokens
-from sessiond.service.permits import Permit, Purpose
-from sessiond.service.resume_rounds import Progress, after_round, begin
+from sessiond.service.judge import movable_tokens
 
 if TYPE_CHECKING:
     from sessiond.domain.engines import EngineInfo, ServedAdapter
+    from sessiond.domain.reasons import Cause
     from sessiond.domain.session import Session
     from sessiond.domain.snapshot import Manifest
     from sessiond.service.context import Context
@@ -81,7 +75,7 @@ class Prospect:
         """Why nothing of the next turn will be kept."""
         return surroundings(self.engine, self.adapter)
 
-    @property
+    @cached_property
     def target_tokens(self) -> int:
         """How many tokens the engine could be given, in whole chunks."""
         manifest = self.manifest
@@ -101,7 +95,7 @@ class Prospect:
 
 
 class Resumer:
-    """Judges and performs resumes."""
+    """Judges what a session could be given."""
 
     def __init__(self, context: Context, snapshots: Snapshots) -> None:
         self._context = context
@@ -125,6 +119,14 @@ class Resumer:
         sight = self._context.engines.see(session)
         return Survey(session, sight, self._snapshots.newest_readable_now(session))
 
+    def glance(self, session: Session) -> Survey | None:
+        """Return the same, in no time; ``None`` if the registry may not know all snapshots."""
+        generations = self._snapshots.known_generations(session)
+        if generations is None:
+            return None
+        sight = self._context.engines.see(session)
+        return Survey(session, sight, self._snapshots.newest_among(session, generations))
+
     async def judge(
         self,
         survey: Survey,
@@ -145,87 +147,3 @@ class Resumer:
         adapter = adapter_for(engine, wanted, manifest if model is None else None)
         found = check(manifest, engine, adapter) if manifest else None
         return Prospect(session, sight, engine, survey.readable, found, adapter)
-
-    async def perform(self, prospect: Prospect) -> ResumeReport:
-        """Load what may be loaded.
-
-        :raises IdentityPendingError: the engine does not know yet whether it may.
-        :raises UnavailableError: the engine was lost, or is none of ours.
-        """
-        started_s = monotonic()
-        compatibility = prospect.compatibility
-        off = prospect.engine.tier_cause
-        if compatibility is not None and off is not None and prospect.engine.is_pending:
-            raise IdentityPendingError(causes=(off,))
-        if prospect.manifest is None or not compatibility or not compatibility.prefetchable:
-            return _report(prospect, begin(0, 1), monotonic() - started_s)
-        progress = begin(prospect.target_tokens, prospect.manifest.chunk_tokens)
-        session, queue = prospect.session, self._context.resume_queue
-        key = session.tenant, session.session_id
-        async with queue.place(key, prospect.engine, prospect.target_chunks) as queued_s:
-            while not progress.done:
-                result = await self._round(prospect, prospect.manifest, progress.asked_tokens)
-                progress = after_round(progress, result, self._context.limits.resume_rounds)
-        return _report(prospect, progress, monotonic() - started_s, queued_s)
-
-    async def _round(
-        self, prospect: Prospect, manifest: Manifest, asked_tokens: int
-    ) -> ResumeResult:
-        try:
-            return await resume_round(
-                self._context.client, self._pair(prospect, manifest, asked_tokens)
-            )
-        except DeadlineExceededError:
-            # Giving up is safe: the requests are cancelled and the next turn computes.
-            return ResumeResult(0, (Cause(Reason.DEADLINE),), moved=None)
-
-    def _pair(self, prospect: Prospect, manifest: Manifest, asked_tokens: int) -> Pair:
-        session, engine = prospect.session, prospect.engine
-        purpose = Purpose(
-            session.tenant,
-            session.session_id,
-            engine,
-            manifest.generation,
-            adapter_digest=prospect.adapter_digest,
-        )
-        moving, companion = self._context.signer.resume(purpose, self._context.now())
-
-        def request(permit: Permit, tokens: int) -> TicketedRequest:
-            prompt = manifest.tokens[:tokens]
-            return TicketedRequest(
-                engine.url, prospect.model, prompt, permit.cache_salt, permit.ticket
-            )
-
-        return Pair(
-            moving=request(moving, asked_tokens + 1),
-            companion=request(companion, 1),
-            deadline_s=self._context.limits.resume_deadline_s,
-        )
-
-
-def _report(
-    prospect: Prospect, progress: Progress, seconds: float, queued_s: float = 0.0
-) -> ResumeReport:
-    manifest = prospect.readable.manifest
-    # Where the newest snapshot cannot be read, an older one must not pass for all of it.
-    lost_tokens = _newer_tokens(prospect.session, manifest) if manifest else 0
-    wanted_tokens = max(progress.target_tokens, lost_tokens)
-    return ResumeReport(
-        outcome=conclude(wanted_tokens, progress.restored_tokens, progress.disk_tokens),
-        causes=(*prospect.causes, *progress.causes),
-        engine_id=prospect.engine.engine_id,
-        generation=manifest.generation if manifest else 0,
-        tokens_total=len(manifest.tokens) if manifest else 0,
-        tokens_restorable=manifest.restorable_tokens if manifest else 0,
-        tokens_restored=progress.restored_tokens,
-        disk_tokens=progress.disk_tokens,
-        seconds=seconds,
-        queued_s=queued_s,
-    )
-
-
-def _newer_tokens(session: Session, manifest: Manifest) -> int:
-    """Return what the newest known snapshot had, if it is newer than *manifest*."""
-    known = session.snapshot
-    newer = known is not None and known.generation > manifest.generation
-    return known.tokens_restorable if known and newer else 0

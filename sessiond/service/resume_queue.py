@@ -28,6 +28,7 @@ MOST_AT_ONCE = 16
 class _Place:
     key: Key
     chunks: int  # of the RAM tier
+    stored_bytes: int = 0  # that it reads
     go: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -63,15 +64,18 @@ class ResumeQueue:
         self._lines: dict[EngineId, _Line] = {}
 
     @asynccontextmanager
-    async def place(self, key: Key, engine: EngineInfo, chunks: int) -> AsyncIterator[float]:
+    async def place(
+        self, key: Key, engine: EngineInfo, chunks: int, stored_bytes: int = 0
+    ) -> AsyncIterator[float]:
         """Wait until it is the session's turn, and keep the place until the end.
 
         :param chunks: how many the resume may read
+        :param stored_bytes: how much that is on disk
         :return: the seconds that it waited
         """
         began_s = monotonic()
         line = self._lines.setdefault(engine.engine_id, _Line())
-        place = _Place(key, min(chunks, engine.ram_tier_chunks))
+        place = _Place(key, min(chunks, engine.ram_tier_chunks), stored_bytes)
         line.waiting.append(place)
         line.advance(engine.ram_tier_chunks)
         try:
@@ -90,6 +94,21 @@ class ResumeQueue:
             if key in keys:
                 return keys.index(key)
         return None
+
+    def ahead(self, key: Key, engine_id: EngineId) -> list[int]:
+        """Return what is read before a resume of the session is: the stored bytes of each load.
+
+        Those that run read over the same path, so they go before as well.
+        """
+        line = self._lines.get(engine_id)
+        if line is None:
+            return []
+        ahead = list(line.running)
+        for place in line.waiting:
+            if place.key == key:
+                break
+            ahead.append(place)
+        return [place.stored_bytes for place in ahead if place.key != key]
 
     def length(self, engine_id: EngineId) -> int:
         """Return how many resumes run in an engine, or wait for it."""

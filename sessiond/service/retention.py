@@ -11,6 +11,7 @@ from sessiond.domain.reasons import Cause, Reason
 from sessiond.domain.retention import Demand, RemovalCause, floor_bytes
 from sessiond.service.eviction import Evictor, load_of
 from sessiond.service.pressure import Need, Pressure, Removals, RetentionReport, Shortage
+from sessiond.service.returns import give_up
 from sessiond.service.upperbound import UpperBound
 from sessiond.store.usage import DiskKind
 
@@ -100,6 +101,7 @@ class Retention:
     def _run(self, full: bool) -> RetentionReport:  # noqa: FBT001 - called through a thread
         limits, store, removals = self._context.limits, self._context.store, Removals()
         now, coming = self._context.now(), self._coming_by_tenant()
+        give_up(self._context)
         due = full or now - self._full_collect_unix_s >= limits.full_collect_s
         tmp_removed = store.sweep_tmp()
         usage = self._evictor.measure(removals)

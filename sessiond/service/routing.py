@@ -99,7 +99,10 @@ class Router:
     async def _ticket(
         self, call: Call, session_id: SessionId, chat: Chat | None, where: Where
     ) -> TurnTicket:
-        return await self._turns.ticket(call.tenant, session_id, chat, call.model, where)
+        ticket = await self._turns.ticket(call.tenant, session_id, chat, call.model, where)
+        # It goes through us, and what it restores is counted until its first token.
+        self._context.restores.expect((call.tenant, session_id), None)
+        return ticket
 
     async def _create(self, call: Call, session_id: SessionId, where: Where) -> None:
         await self._choose(call.model, where)  # a turn that nobody serves makes no session
@@ -117,7 +120,8 @@ class Router:
         if not call.model or call.model in self._served or await self._is_promised(call):
             return None
         live = await self._context.engines.live()
-        return next((one for one in live if where.allows(one) and one.url), None)
+        able = [one for one in live if where.allows(one) and one.url]
+        return min(able, key=lambda one: one.draining, default=None)
 
     async def _is_promised(self, call: Call) -> bool:
         """Whether the call's session was made for its model."""

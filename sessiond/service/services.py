@@ -11,11 +11,13 @@ from sessiond.service.catalogue import Catalogue
 from sessiond.service.damage import DamageTeller
 from sessiond.service.drain import Drainer
 from sessiond.service.feed import Feed
+from sessiond.service.firstlook import FirstLook
 from sessiond.service.fork import Forker
 from sessiond.service.gateway import Gateway
 from sessiond.service.lifecycle import Lifecycle
 from sessiond.service.operations import Operations
 from sessiond.service.pauses import Pauses
+from sessiond.service.plans import Planner
 from sessiond.service.probe import Prober
 from sessiond.service.purge import Purger
 from sessiond.service.recovery import Recovery
@@ -25,6 +27,7 @@ from sessiond.service.snapshots import Snapshots
 from sessiond.service.sweep import Sweeper
 from sessiond.service.turns import Turns
 from sessiond.service.verification import Verifier
+from sessiond.service.worth import Worth
 
 if TYPE_CHECKING:
     from sessiond.service.context import Context
@@ -52,18 +55,22 @@ class Services:
     verifier: Verifier
     attestations: Attestations
     feed: Feed
+    planner: Planner
+    first_look: FirstLook
 
 
 def build(context: Context) -> Services:
     """Return the service over *context*."""
     snapshots = Snapshots(context)
-    catalogue = Catalogue(context, snapshots)
+    planner = Planner(context)
+    catalogue = Catalogue(context, snapshots, planner)
     operations = Operations(context)
     retention = Retention(context)
-    lifecycle = Lifecycle(context, snapshots, catalogue, operations, retention)
+    worth = Worth(context)
+    lifecycle = Lifecycle(context, snapshots, catalogue, operations, retention, planner, worth)
     background = Background(lambda: operations.is_busy, context.limits.poll_s)
     teller = DamageTeller(context)
-    turns = Turns(context, snapshots, catalogue)
+    turns = Turns(context, snapshots, catalogue, planner)
     pauses = Pauses(context)
     return Services(
         context=context,
@@ -73,9 +80,9 @@ def build(context: Context) -> Services:
         drainer=Drainer(context, snapshots, lifecycle, operations),
         turns=turns,
         gateway=Gateway(context, catalogue, turns),
-        prober=Prober(context, snapshots),
+        prober=Prober(context, snapshots, planner),
         operations=operations,
-        sweeper=Sweeper(context, catalogue, lifecycle, operations, pauses),
+        sweeper=Sweeper(context, catalogue, lifecycle, operations, pauses, worth),
         pauses=pauses,
         purger=Purger(context, lifecycle, operations),
         recovery=Recovery(context, snapshots),
@@ -84,4 +91,6 @@ def build(context: Context) -> Services:
         verifier=Verifier(context, background, teller),
         attestations=Attestations(context),
         feed=Feed(context),
+        planner=planner,
+        first_look=FirstLook(context, planner.calibrator, enabled=context.limits.first_look),
     )

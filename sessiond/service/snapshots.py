@@ -13,9 +13,12 @@ from sessiond.domain.errors import (
     StoreVersionError,
 )
 from sessiond.domain.reasons import Cause, Reason
+from sessiond.service import writes
 from sessiond.service.judge import summarize
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sessiond.domain.session import Session
     from sessiond.domain.snapshot import Manifest, SnapshotSummary
     from sessiond.service.context import Context
@@ -76,12 +79,7 @@ class Snapshots:
 
     async def record(self, session: Session, summary: SnapshotSummary) -> None:
         """Tell the registry of a committed snapshot."""
-        await self._context.blocking(
-            self._context.registry.record_snapshot,
-            session.tenant,
-            session.session_id,
-            summary,
-        )
+        await self._context.blocking(writes.record, self._context, session, summary)
 
     async def reconcile(self, session: Session) -> int:
         """Record what was committed while nobody listened; return how many snapshots."""
@@ -89,9 +87,13 @@ class Snapshots:
 
     def newest_readable_now(self, session: Session) -> Readable:
         """Return the same as :meth:`newest_readable`, in the caller's thread."""
+        stored = self._context.store.generations(session.tenant, session.session_id)
+        return self.newest_among(session, stored)
+
+    def newest_among(self, session: Session, generations: Sequence[int]) -> Readable:
+        """Return the newest manifest of these generations that is whole, and why no newer one."""
         store = self._context.store
         found: list[Cause] = []
-        generations = store.generations(session.tenant, session.session_id)
         newest_known = session.snapshot.generation if session.snapshot else 0
         if newest_known > max(generations, default=0):
             found.append(Cause(Reason.SNAPSHOT_MISSING, detail=f"generation {newest_known}"))
@@ -104,14 +106,21 @@ class Snapshots:
                 return Readable(manifest, tuple(found))
         return Readable(None, tuple(found) or (_why_none(session),))
 
+    def known_generations(self, session: Session) -> list[int] | None:
+        """Return what the store has, in the caller's thread, if the registry surely knows it.
+
+        ``None``: it has to be asked, as :meth:`reconcile_now` does.
+        """
+        stored = self._context.store.generations(session.tenant, session.session_id)
+        newest = session.snapshot.generation if session.snapshot else 0
+        return stored if stored in ([], [newest]) else None
+
     def reconcile_now(self, session: Session) -> int:
         """Do the same as :meth:`reconcile`, in the caller's thread."""
+        if self.known_generations(session) is not None:
+            return 0  # the usual case, without another question to the registry
         store, registry = self._context.store, self._context.registry
         generations = store.generations(session.tenant, session.session_id)
-        if session.snapshot and generations == [session.snapshot.generation]:
-            return 0  # the usual case, without another question to the registry
-        if not generations:
-            return 0
         known = {
             summary.generation
             for summary in registry.list_snapshots(session.tenant, session.session_id)
@@ -127,7 +136,7 @@ class Snapshots:
             except (StoreError, SnapshotNotFoundError):
                 continue  # a resume names it; here only what can be read is recorded
             summary = summarize(manifest, parent, session.model, seconds=0.0)
-            registry.record_snapshot(session.tenant, session.session_id, summary)
+            writes.record(self._context, session, summary)
             recorded += 1
         return recorded
 

@@ -16,6 +16,7 @@ from sessiond.domain.errors import (
     TurnInFlightError,
     UnavailableError,
 )
+from sessiond.domain.plans import PlanPolicy
 from sessiond.domain.reasons import Cause, Reason
 from sessiond.domain.session import OnEvicted
 from sessiond.engine.client import TicketedRequest
@@ -23,6 +24,7 @@ from sessiond.engine.pairs import CommitResult, Pair, suspend_round
 from sessiond.service.coverage import cover
 from sessiond.service.judge import summarize
 from sessiond.service.permits import Permit, Purpose
+from sessiond.service.plans import Wish
 from sessiond.service.suspend_plans import (
     Plan,
     Source,
@@ -50,9 +52,12 @@ if TYPE_CHECKING:
     from sessiond.service.context import Context
     from sessiond.service.coverage import Coverage
     from sessiond.service.engines import Located
+    from sessiond.service.restoring import Restorer
     from sessiond.service.resume import Resumer
     from sessiond.service.snapshots import Snapshots
 
+#: What was asked to be stored has to be there, whatever that takes.
+_ALL = Wish(PlanPolicy.ALWAYS_LOAD)
 #: After these the engine may still be about to commit.
 _ANSWER_LOST = (EngineUnreachableError, DeadlineExceededError)
 
@@ -60,15 +65,18 @@ _ANSWER_LOST = (EngineUnreachableError, DeadlineExceededError)
 class Suspender:
     """Plans and performs suspends."""
 
-    def __init__(self, context: Context, snapshots: Snapshots, resumer: Resumer) -> None:
+    def __init__(
+        self, context: Context, snapshots: Snapshots, resumer: Resumer, restorer: Restorer
+    ) -> None:
         self._context = context
         self._snapshots = snapshots
         self._resumer = resumer
+        self._restorer = restorer
 
     async def plan(self, session: Session, on_evicted: OnEvicted | None = None) -> Plan:
         """Look at what there is to do; changes nothing.
 
-        :param on_evicted: what to do about evicted KV; by default what the session is set to
+        :param on_evicted: what to do about evicted KV; by default as the session says
         :raises TurnInFlightError: a turn is running, and still is after half a second.
         :raises NothingToSuspendError: there is no whole chunk of KV.
         :raises NotTextError: the newest turn is more than text.
@@ -76,6 +84,7 @@ class Suspender:
         :raises UnavailableError: no engine runs, and there is no snapshot either, or the engine
             keeps nothing.
         """
+        policy = on_evicted or session.on_evicted or self._context.limits.on_evicted
         located = await self._settled_head(session)
         unkept = unkept_cause(located) if located else None
         if unkept is not None:
@@ -83,7 +92,9 @@ class Suspender:
         newest = (await self._snapshots.newest_readable(session)).manifest
         covered = await self._covered(located, newest) if located else None
         if located is None or covered is None:
-            return await self._plan_without_head(session, newest)
+            return await self._without_head(Plan(session, newest, None, on_evicted=policy))
+        if covered.is_side_call:
+            return Plan(session, newest, None, on_evicted=policy)
         if covered.tokens == 0:
             raise NothingToSuspendError
         off = located.engine.tier_cause
@@ -92,7 +103,6 @@ class Suspender:
         source = Source(located, covered.branch, covered.tokens)
         if source.hindrance is not None:
             raise error_of((source.hindrance,))
-        policy = on_evicted or session.on_evicted or self._context.limits.on_evicted
         return Plan(session, newest, source, covered.kept_tokens, policy)
 
     async def perform(self, plan: Plan) -> SuspendReport:
@@ -135,16 +145,16 @@ class Suspender:
                 raise TurnInFlightError(causes=(Cause(Reason.TURN_IN_FLIGHT),))
             await asyncio.sleep(self._context.limits.poll_s)
 
-    async def _plan_without_head(self, session: Session, newest: Manifest | None) -> Plan:
-        if newest is None:
-            engine = await self._context.engines.choose(session.model)  # names what is missing
+    async def _without_head(self, plan: Plan) -> Plan:
+        if plan.newest is None:
+            engine = await self._context.engines.choose(plan.session.model)  # names what is missing
             if engine.tier_cause is not None:
                 raise tier_error(engine.tier_cause)
             raise NothingToSuspendError
-        if await self._context.engines.is_pending(session.model):
+        if await self._context.engines.is_pending(plan.session.model):
             # It may have a newer head that it cannot tell of yet.
             raise IdentityPendingError(causes=(Cause(Reason.IDENTITY_PENDING),))
-        return Plan(session, newest, source=None)
+        return plan
 
     async def _refreshed(
         self, plan: Plan, source: Source, progress: Progress
@@ -159,7 +169,7 @@ class Suspender:
         """Load what the newest snapshot has, so that only what no snapshot has is computed."""
         prospect = await self._resumer.look(plan.session, engine=source.located.engine)
         with contextlib.suppress(UnavailableError):  # then that is computed as well
-            await self._resumer.perform(prospect)
+            await self._restorer.perform(prospect, _ALL)
         return replace(progress, available_tokens=progress.kept_tokens)
 
     async def _round(self, plan: Plan, source: Source, progress: Progress) -> RoundEnd:

@@ -7,7 +7,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -16,11 +16,13 @@ from sessiond.domain.errors import (
     OperationInProgressError,
     SessiondError,
     SessionNotFoundError,
+    SuspendRefusedError,
     SuspendSkippedError,
     TurnInFlightError,
 )
 from sessiond.domain.reasons import Reason
 from sessiond.domain.session import OperationStatus, SessionState
+from sessiond.service.reports import first_reason
 from sessiond.service.sweep_admission import Admission, Hold
 from sessiond.service.sweep_ledger import Ledger
 
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from sessiond.service.operations import Operations
     from sessiond.service.pauses import Pauses
     from sessiond.service.watch import Key
+    from sessiond.service.worth import Worth
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +50,8 @@ _IN_ENGINE = frozenset({SessionState.RUNNING, SessionState.ACTIVE})
 class _End(StrEnum):
     SUSPENDED = "suspended"
     FAILED = "failed"
-    LEFT = "left"  #: somebody else is at it, or was
+    LEFT = "left"  #: somebody else is at it, or was; or what was refused stays so
+    REFUSED = "refused"  #: it is not worth its bytes
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,9 @@ class SweepReport:
     throttled: int = 0  #: left for later, because enough bytes were written
     paused: bool = False  #: none was suspended from then on
     window: str = ""  #: that the sweep was for
+    refused: int = 0  #: not worth their bytes; each counts once for as long as the reason holds
+    #: Codes of reasons, and for how many sessions each.
+    refused_for: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -70,24 +77,27 @@ class _Run:
     """One sweep; what holds one suspend holds the rest as well."""
 
     held: Hold | None = None
+    refused_for: Counter[str] = field(default_factory=Counter)
 
 
 class Sweeper:
     """Looks at the watched sessions; a function of ``now`` that may run as often as it likes."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - one for each part that it uses
         self,
         context: Context,
         catalogue: Catalogue,
         lifecycle: Lifecycle,
         operations: Operations,
         pauses: Pauses,
+        worth: Worth,
     ) -> None:
         self._context = context
         self._catalogue = catalogue
         self._lifecycle = lifecycle
         self._operations = operations
         self._pauses = pauses
+        self._worth = worth
         self._admission = Admission(context, pauses)
         self._ledger = Ledger(context)
 
@@ -124,6 +134,8 @@ class Sweeper:
             throttled=ends[Hold.THROTTLED],
             paused=run.held is Hold.PAUSED,
             window=window.name if window else "",
+            refused=ends[_End.REFUSED],
+            refused_for=dict(sorted(run.refused_for.items())),
         )
         self._context.observer.swept(report)
         return report
@@ -156,6 +168,8 @@ class Sweeper:
                 return held or await self._suspend(view)
             except _BUSY:
                 return _End.LEFT
+            except SuspendRefusedError as error:
+                return await self._refused(view, error, run)
             except SuspendSkippedError:
                 self._ledger.postpone(view, math.inf)  # what was evicted will not come back
                 return _End.LEFT
@@ -170,11 +184,25 @@ class Sweeper:
         fresh = await self._views([(session.tenant, session.session_id)])
         if not fresh or not self._ledger.is_due(fresh[0], self._context.now()):
             return _End.LEFT
-        operation = await self._lifecycle.suspend(session.tenant, session.session_id)
+        key = session.tenant, session.session_id
+        operation = await self._lifecycle.suspend(*key, by_sweep=True)
         limits = self._context.limits
         wait_s = limits.suspend_deadline_s * limits.suspend_rounds
         operation = await self._operations.wait(operation, wait_s)
         return self._ended(fresh[0], operation, began_s)
+
+    async def _refused(self, view: View, error: SuspendRefusedError, run: _Run) -> _End:
+        """Look at it again later: chances, budgets and room change."""
+        reason = first_reason(error.causes)
+        self._ledger.postpone(view)
+        if not self._ledger.is_news(view, reason):
+            return _End.LEFT
+        run.refused_for[reason] += 1
+        try:
+            await self._worth.tell(view.session, error)
+        except SessiondError as failure:
+            _log.warning("a refused suspend left no trace in the registry: %s", failure.message)
+        return _End.REFUSED
 
     def _ended(self, view: View, operation: Operation, began_s: float) -> _End:
         result = operation.result or {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from enum import StrEnum
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -79,10 +80,11 @@ class Admission:
         """Wait a little for the next suspend's turn; return what holds it, if it has to wait on.
 
         :raises RegistryUnavailableError: the registry does not answer.
+        :raises StoreError: the store cannot be read.
         """
         deadline_s = monotonic() + self._context.limits.sweep_patience_s
         while True:
-            held = self._held(monotonic())
+            held = await self._held(monotonic())
             if held is None:
                 return Hold.PAUSED if await self._pauses.current() else None
             if monotonic() >= deadline_s:
@@ -93,10 +95,15 @@ class Admission:
         """Count the bytes that a suspend has written since *began_s*."""
         self._budget.spend(size_bytes, began_s)
 
-    def _held(self, now_s: float) -> Hold | None:
+    async def _held(self, now_s: float) -> Hold | None:
         if self._budget.is_spent(now_s):
             return Hold.THROTTLED
-        resumes_run = self._context.restores.are_running
+        resumes_run = self._context.restores.are_running or await self._direct_run()
         if self._courtesy.must_wait(now_s, resumes_run=resumes_run):
             return Hold.YIELDED
         return None
+
+    async def _direct_run(self) -> bool:
+        context = self._context
+        look = partial(context.restores.direct_run, context.store, context.now())
+        return await context.blocking.briefly(look)

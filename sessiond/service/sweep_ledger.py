@@ -43,6 +43,8 @@ class Ledger:
         self._done_unix_s: dict[Key, float] = {}
         #: The last token of what a window wanted suspended, until that is done.
         self._owed_unix_s: dict[Key, float] = {}
+        #: The last token of what was refused, and the code of the reason.
+        self._refused: dict[Key, tuple[float, str]] = {}
         #: The last token of what seemed to come from the future, and when it was seen first.
         self._ahead_unix_s: dict[Key, tuple[float, float]] = {}
 
@@ -53,7 +55,8 @@ class Ledger:
             for key, retry in self._retries.items()
             if retry.known_unix_s > now_unix_s and key in watched
         }
-        for remembered in (self._done_unix_s, self._owed_unix_s, self._ahead_unix_s):
+        books = (self._done_unix_s, self._owed_unix_s, self._refused, self._ahead_unix_s)
+        for remembered in books:
             for key in remembered.keys() - watched:
                 del remembered[key]
 
@@ -89,6 +92,13 @@ class Ledger:
         self._owed_unix_s.pop(key, None)
         if view.presence:
             self._done_unix_s[key] = view.presence.idle_since_unix_s
+
+    def is_news(self, view: View, reason: str) -> bool:
+        """Note that the session is refused; return whether it was not yet, for this reason."""
+        told = (view.presence.idle_since_unix_s if view.presence else 0.0, reason)
+        known = self._refused.get(_key_of(view))
+        self._refused[_key_of(view)] = told
+        return known != told
 
     def postpone(self, view: View, least_s: float = 0.0) -> None:
         """Leave the session alone for a while: twice as long as the last time."""

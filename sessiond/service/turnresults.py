@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +15,7 @@ from sessiond.domain.tickets import ANSWER_PARAM
 from sessiond.domain.turnoutcome import TurnOutcome, outcome_of_turn
 from sessiond.engine.answers import read_answer
 from sessiond.service.reports import problem_of
+from sessiond.service.turntrail import Told
 
 if TYPE_CHECKING:
     from sessiond.domain.heads import Head
@@ -44,15 +46,17 @@ class TurnResults:
         ticket = passage.ticket
         if ticket is None:
             return TurnOutcome()
-        pause_s = _FIRST_PAUSE_S
-        until_s = monotonic() + self._context.limits.turn_settle_s
+        pause_s, ended_unix_s = _FIRST_PAUSE_S, self._context.now()
+        settle_s = self._context.limits.turn_settle_s
+        until_s = monotonic() + settle_s
         while True:
-            head = await self._context.blocking(self._head, ticket)
+            head = await self._context.blocking.briefly(self._head, ticket)
             turn = head.last_turn if head else None
             if turn is not None and turn.turn_id == ticket.permit.operation_id:
                 self._catalogue.trail.note_soon(ticket.session, head)
                 return outcome_of_turn(turn, passage.engine.chunk_tokens)
-            if monotonic() >= until_s:
+            begun_long_ago = monotonic() - passage.begun_s >= settle_s
+            if monotonic() >= until_s or _is_over(head, ended_unix_s, known=begun_long_ago):
                 return TurnOutcome()
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, self._context.limits.poll_s)
@@ -60,18 +64,14 @@ class TurnResults:
     def answered(self, passage: Passage, params: object) -> TurnOutcome | None:
         """Return what an answer's *params*, its ``kv_transfer_params``, tell of its turn.
 
-        ``None``: nothing, as after a stop string.
+        The session's trail gets the turn, too. ``None``: nothing is told, as after a stop string.
         """
         if not isinstance(params, Mapping) or not isinstance(params.get(ANSWER_PARAM), Mapping):
             return None
-        answer = read_answer({"kv_transfer_params": params})
-        turn = LastTurn(
-            ended_unix_s=0.0,
-            split=answer.split if "split" in answer.fields else None,
-            tokens_total=_count(answer.fields.get("tokens_total")) or 0,
-            diverged_at_token=_count(answer.fields.get("diverged_at_token")),
-            causes=answer.causes,
-        )
+        turn, ticket = _turn_of(params), passage.ticket
+        if turn.ended_unix_s and ticket is not None:
+            named = replace(turn, turn_id=ticket.permit.operation_id)
+            self._catalogue.trail.note_soon(ticket.session, Told(passage.engine.engine_id, named))
         return outcome_of_turn(turn, passage.engine.chunk_tokens)
 
     async def broken(self, passage: Passage, error: SessiondError) -> None:
@@ -95,6 +95,31 @@ class TurnResults:
         session = ticket.session
         heads = self._context.store.read_heads(session.tenant, session.session_id)
         return next((one for one in heads if one.engine_id == ticket.engine.engine_id), None)
+
+
+def _turn_of(params: Mapping[str, object]) -> LastTurn:
+    answer = read_answer({"kv_transfer_params": params})
+    ended_unix_s = answer.fields.get("ended_unix_s")
+    return LastTurn(
+        ended_unix_s=ended_unix_s if isinstance(ended_unix_s, float) else 0.0,
+        split=answer.split if "split" in answer.fields else None,
+        tokens_total=_count(answer.fields.get("tokens_total")) or 0,
+        tokens_restorable=_count(answer.fields.get("tokens_restorable")) or 0,
+        diverged_at_token=_count(answer.fields.get("diverged_at_token")),
+        causes=answer.causes,
+        timing=answer.timing,
+    )
+
+
+def _is_over(head: Head | None, ended_unix_s: float, *, known: bool) -> bool:
+    """Whether a head that does not tell of a turn never will.
+
+    :param ended_unix_s: when the turn's answer had ended
+    :param known: whether a head tells of the turn's beginning, if any ever does
+    """
+    if head is None or not head.turns_in_flight:
+        return known
+    return head.last_turn is not None and head.last_turn.ended_unix_s > ended_unix_s
 
 
 def _count(value: object) -> int | None:

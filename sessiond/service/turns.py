@@ -10,6 +10,7 @@ from sessiond.domain.tickets import CLOCK_SLACK_S, PROMPT_PARAM, TICKET_PARAM
 from sessiond.service.continuation import Continuer
 from sessiond.service.engines import ANYWHERE, Where
 from sessiond.service.permits import Permit, Purpose
+from sessiond.service.restores import DirectTurn
 from sessiond.service.resume import Prospect, Resumer, Survey
 
 if TYPE_CHECKING:
@@ -17,10 +18,12 @@ if TYPE_CHECKING:
     from sessiond.domain.continuation import Chat, Continuation
     from sessiond.domain.engines import EngineInfo
     from sessiond.domain.ids import SessionId, TenantId
+    from sessiond.domain.plans import Plan
     from sessiond.domain.reasons import Cause
     from sessiond.domain.session import Session
     from sessiond.service.catalogue import Catalogue
     from sessiond.service.context import Context
+    from sessiond.service.plans import Decision, Planner
     from sessiond.service.snapshots import Snapshots
 
 
@@ -44,6 +47,7 @@ class TurnTicket:
     causes: tuple[Cause, ...]
     generation: int  #: that the turn may load; 0: none
     continuation: Continuation | None = None  #: if one was asked for
+    decided: Plan | None = None  #: load or recompute; ``None``: there was nothing to decide
 
     @property
     def kv_transfer_params(self) -> dict[str, JsonValue]:
@@ -57,8 +61,11 @@ class TurnTicket:
 class Turns:
     """What concerns a session's next turn."""
 
-    def __init__(self, context: Context, snapshots: Snapshots, catalogue: Catalogue) -> None:
+    def __init__(
+        self, context: Context, snapshots: Snapshots, catalogue: Catalogue, planner: Planner
+    ) -> None:
         self._context = context
+        self._planner = planner
         self._continuer = Continuer(context.client, context.limits.continue_deadline_s)
         self._catalogue = catalogue
         self._resumer = Resumer(context, snapshots)
@@ -71,7 +78,7 @@ class Turns:
         model: str = "",
         where: Where = ANYWHERE,
     ) -> TurnTicket:
-        """Return a permit for one turn.
+        """Return a permit for one turn. If it is to load, it is expected to come without us.
 
         :param model: what the turn names as its model; empty: what the session is for
         :param chat: what the turn's prompt is rendered from, to continue with the session's own
@@ -80,34 +87,38 @@ class Turns:
         :raises SessionNotFoundError: there is no such session.
         :raises UnavailableError: no engine can serve it.
         """
-        survey = await self._context.blocking(self._survey, tenant, session_id)
+        blocking = self._context.blocking
+        survey = await blocking.briefly(self._glance, tenant, session_id)
+        if survey is None:
+            survey = await blocking(self._survey, tenant, session_id)
         session = survey.session
         self._catalogue.trail.note_soon(session, survey.sight.presence)
         prospect = await self._resumer.judge(survey, model or session.model, where=where)
-        manifest = prospect.manifest
-        generation = manifest.generation if manifest else 0
-        restorable_tokens = manifest.restorable_tokens if manifest else 0
-        purpose = Purpose(
-            tenant,
-            session_id,
-            prospect.engine,
-            generation,
-            restorable_tokens,
-            prospect.adapter_digest,
-        )
+        decision = self._planner.decide(prospect, await self._planner.plan(prospect, in_one=True))
+        purpose = _purpose(prospect, decision)
         permit = self._context.signer.turn(purpose, self._context.now())
+        self._planner.begin(permit.operation_id, prospect, decision)
         until_unix_s = permit.expires_unix_s + CLOCK_SLACK_S
-        self._context.watchlist.add((tenant, session_id), until_unix_s)
+        key, plan = (tenant, session_id), plan_of(prospect, decision)
+        if plan is TurnPlan.RECOMPUTE:
+            self._planner.computes(prospect, decision.plan)
+        self._context.watchlist.add(key, until_unix_s)
+        turn = DirectTurn(prospect.engine.engine_id, permit.operation_id, until_unix_s)
+        self._context.restores.expect(key, turn if plan is TurnPlan.LOAD else None)
         return TurnTicket(
             session=session,
             permit=permit,
             engine=prospect.engine,
             model=prospect.model,
-            plan=plan_of(prospect),
-            causes=causes_of(prospect),
-            generation=generation,
+            plan=plan,
+            causes=causes_of(prospect, decision),
+            generation=purpose.generation if purpose.may_load else 0,
+            decided=decision.plan,
             continuation=await self._continued(prospect, chat) if chat else None,
         )
+
+    def _glance(self, tenant: TenantId, session_id: SessionId) -> Survey | None:
+        return self._resumer.glance(self._context.registry.get_session(tenant, session_id))
 
     def _survey(self, tenant: TenantId, session_id: SessionId) -> Survey:
         # One way to a thread and back: each of several would cost as much as what it does.
@@ -127,19 +138,44 @@ class Turns:
         return await self._continuer.find(prospect.engine, longest_first, chat)
 
 
-def plan_of(prospect: Prospect) -> TurnPlan:
+def plan_of(prospect: Prospect, decision: Decision) -> TurnPlan:
     """Return what a turn on the prospect's engine is expected to do."""
     presence = prospect.sight.presence
     here = presence is not None and presence.engine_id == prospect.engine.engine_id
     same = presence is not None and presence.adapter_digest in (None, prospect.adapter_digest)
     if here and same and not prospect.hindrances:
         return TurnPlan.WARM
-    return TurnPlan.LOAD if prospect.target_tokens else TurnPlan.RECOMPUTE
+    loads = prospect.target_tokens and decision.may_load
+    return TurnPlan.LOAD if loads else TurnPlan.RECOMPUTE
 
 
-def causes_of(prospect: Prospect) -> tuple[Cause, ...]:
+def causes_of(prospect: Prospect, decision: Decision) -> tuple[Cause, ...]:
     """Return why it does not use all of the session's context."""
     # A session that was never suspended lacks nothing while its KV is in the engine.
     never = prospect.readable.manifest is None and prospect.session.snapshot is None
-    warm = plan_of(prospect) is TurnPlan.WARM
-    return prospect.unkept if never and warm else prospect.causes
+    warm = plan_of(prospect, decision) is TurnPlan.WARM
+    if never and warm:
+        return prospect.unkept
+    planned = decision.plan.causes if decision.plan and not warm else ()
+    return (*planned, *prospect.causes)
+
+
+def _purpose(prospect: Prospect, decision: Decision) -> Purpose:
+    """Return what a turn's ticket permits."""
+    session, manifest = prospect.session, prospect.manifest
+    generation = restorable_tokens = 0
+    if manifest is not None:
+        # Also of what is computed again, the engine has to know whether it is the whole context.
+        generation = manifest.generation
+        whole = decision.is_whole or decision.is_left_to_engine or not decision.may_load
+        restorable_tokens = manifest.restorable_tokens if whole else decision.load_tokens
+    return Purpose(
+        session.tenant,
+        session.session_id,
+        prospect.engine,
+        generation,
+        restorable_tokens,
+        decision.may_load,
+        adapter_digest=prospect.adapter_digest,
+        load_limit_s=decision.limit_s,
+    )

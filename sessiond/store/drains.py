@@ -56,6 +56,14 @@ class Drains:
         with store_errors("Unmarking an engine"):
             return self._tree.unlink(layout.ENGINES, layout.drain_file(engine_id), sync=False)
 
+    def is_marked(self, engine_id: str) -> bool:
+        """Whether an engine has a mark.
+
+        :raises StoreError: the store cannot be read.
+        """
+        with store_errors("Looking for an engine's mark"):
+            return self._tree.exists(layout.ENGINES, layout.drain_file(engine_id))
+
     def heads_of(self, engine_id: str) -> Iterator[Head]:
         """Yield the heads that an engine has written, of all sessions; unreadable ones not.
 

@@ -40,6 +40,10 @@ class Fields:
             self._refuse(name)
         return float(value)
 
+    def later_number(self, name: str) -> float:
+        """Return a number that files of earlier versions lack; there it is zero."""
+        return self.number(name) if name in self._values else 0.0
+
     def optional_number(self, name: str) -> float | None:
         """Return a number, or ``None`` for null."""
         return None if self._value(name) is None else self.number(name)

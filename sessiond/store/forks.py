@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from sessiond.domain.errors import SnapshotNotFoundError, StoreCorruptError
 from sessiond.domain.snapshot import Origin
+from sessiond.store.fences import Fence, no_fence
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -21,13 +22,16 @@ if TYPE_CHECKING:
 FIRST_GENERATION = 1
 
 
-def fork_snapshot(store: Store, source: Manifest, session: SessionId) -> Manifest:
+def fork_snapshot(
+    store: Store, source: Manifest, session: SessionId, fence: Fence = no_fence
+) -> Manifest:
     """Commit the first snapshot of *session*, of the same tenant, with the chunks of *source*.
 
     Their segments are locked until it is durable, so that nothing collects them meanwhile,
     whatever becomes of the source. A chunk that must not be used any more is left out, with
     what a resume could not reach without it.
 
+    :param fence: raises if nothing may be committed any more
     :raises SnapshotNotFoundError: the source was deleted meanwhile, or none of it can be used.
     :raises GenerationExistsError: the session has a snapshot.
     :raises SessionNotFoundError: the session was deleted.
@@ -48,7 +52,7 @@ def fork_snapshot(store: Store, source: Manifest, session: SessionId) -> Manifes
             raise SnapshotNotFoundError(
                 f"Nothing of generation {source.generation} can be used any more."
             )
-        store.commit_manifest(manifest)
+        store.commit_manifest(manifest, fence=fence)
     return manifest
 
 

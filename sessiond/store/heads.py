@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sessiond.domain.errors import StoreCorruptError
+from sessiond.domain.errors import InvalidInputError, StoreCorruptError
 from sessiond.domain.heads import Branch, Head, LastTurn, TurnSplit
 from sessiond.domain.reasons import Cause
+from sessiond.domain.timing import TurnTiming
 from sessiond.domain.tokens import TOKEN_BYTES, TokenIds, from_bytes, to_bytes
 from sessiond.store import sealed
 from sessiond.store.fields import Fields
@@ -84,7 +85,15 @@ def _last_turn(values: Mapping[str, JsonValue]) -> LastTurn | None:
         diverged_at_token=None if diverged_at is None else fields.count("diverged_at_token"),
         causes=tuple(map(Cause.from_json, fields.mappings("causes"))),
         turn_id=fields.later_text("turn_id"),
+        timing=_timing(fields.later_mapping("timing")),
     )
+
+
+def _timing(told: Mapping[str, JsonValue] | None) -> TurnTiming | None:
+    try:
+        return None if told is None else TurnTiming.from_json(told)
+    except InvalidInputError as error:
+        raise StoreCorruptError(f"In a head: {error.message}") from error
 
 
 def _branch(fields: Fields, tokens: TokenIds[int]) -> Branch:
@@ -95,6 +104,7 @@ def _branch(fields: Fields, tokens: TokenIds[int]) -> Branch:
         updated_unix_s=fields.number("updated_unix_s"),
         split=_turn_split(Fields(fields.mapping("split"))),
         adapter_name=fields.later_text("adapter_name"),
+        began_unix_s=fields.later_number("began_unix_s"),
     )
 
 

@@ -21,6 +21,8 @@ SESSIONS: Folder = ("sessions",)
 SEGMENTS: Folder = ("segments",)
 TMP: Folder = ("tmp",)
 QUARANTINE: Folder = ("quarantine",)
+#: Made when the first file comes.
+CALIBRATIONS: Folder = ("calibration",)
 #: In the order in which they are made.
 TOP_FOLDERS = (TMP, ENGINES, SESSIONS, SEGMENTS, QUARANTINE)
 
@@ -32,11 +34,13 @@ SEGMENT_SUFFIX = ".seg"
 BAD_NOTES_SUFFIX = ".bad"
 TMP_SUFFIX = ".tmp"
 NOTE_SUFFIX = ".note"
+CALIBRATION_SUFFIX = ".json"
 
 # No leading zero: one generation has one name. 18 digits fit 64 bits.
 _MANIFEST = re.compile(r"([1-9][0-9]{0,17})\.manifest")
 _SEGMENT = re.compile(r"([0-9a-f]{32})\.seg")
 _FOLDER_NAME = re.compile(r"[0-9a-f]{32}")
+_CALIBRATION = re.compile(r"[0-9a-f]{64}\.json")
 _ENGINE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", re.ASCII)
 
 
@@ -105,6 +109,16 @@ def engine_lock_file(engine_id: str) -> str:
 def drain_file(engine_id: str) -> str:
     """Return the name of the mark of an engine that is being drained."""
     return f"{engine_id}{DRAIN_SUFFIX}"
+
+
+def calibration_file(kind: str) -> str:
+    """Return the name of the file of what was measured of a kind of engine, by its digest."""
+    return f"{kind}{CALIBRATION_SUFFIX}"
+
+
+def is_calibration_file(file_name: str) -> bool:
+    """Whether *file_name* has the form of such a name."""
+    return _CALIBRATION.fullmatch(file_name) is not None
 
 
 def is_engine_id(text: str) -> bool:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from time import monotonic, perf_counter
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from sessiond.domain.errors import StoreCorruptError, StoreError
+from sessiond.domain.errors import StoreCorruptError, StoreError, StoreLateError
 from sessiond.domain.snapshot import ChunkRecord
 from sessiond.store.buffers import Scratch
 from sessiond.store.checksums import ChunkPosition, chunk_checksum
@@ -22,6 +23,9 @@ from sessiond.store.reading import Frame, ReadPace, Run, plan_runs, read_blocks
 
 if TYPE_CHECKING:
     from sessiond.store.format import SegmentHeader
+
+
+_LATE: Final = StoreLateError()
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,20 @@ class OpenFile:
     on_bad: Callable[[int, str], None]  #: is told the offset of each damaged chunk, and why
 
 
+@dataclass(frozen=True)
+class LoadSpent:
+    """What threads spent on a load, added up."""
+
+    read_s: float = 0.0  #: waiting for the device
+    decode_s: float = 0.0  #: decoding, verifying, copying; and reading a damaged frame again
+
+    @classmethod
+    def sum(cls, parts: Iterable[LoadSpent]) -> LoadSpent:
+        """Return all parts as one."""
+        every = list(parts)
+        return cls(sum(one.read_s for one in every), sum(one.decode_s for one in every))
+
+
 class SegmentLoad:
     """A load that several threads may :meth:`work` on at once.
 
@@ -50,6 +68,7 @@ class SegmentLoad:
     they are: with a stream for each of them the device is slower.
 
     :param results: why a chunk is not loaded, or ``None``; completed by the work
+    :ivar spent: what each thread spent; completed by the work
     """
 
     def __init__(
@@ -64,13 +83,16 @@ class SegmentLoad:
         # Reading ahead pays only where there is much work to overlap reads with.
         self._ahead = pace.ahead and any(one.record.codec != Codec.RAW for one in wanted)
         self.results = results
+        self.spent: list[LoadSpent] = []
         frames = [
             Frame(place, chunk.record.offset_bytes, chunk.record.stored_bytes)
             for place, chunk in enumerate(wanted)
             if results[place] is None
         ]
-        # An iterator over a list may be shared by threads.
-        self._runs: Iterator[Run] = iter(plan_runs(frames, pace.run_bytes))
+        # What is never begun must not pass for loaded.
+        for frame in frames:
+            results[frame.place] = _LATE
+        self._runs: Iterator[Run] = _Runs(plan_runs(frames, pace.run_bytes), pace.until_s)
 
     def work(self, on_run: Callable[[], None] | None = None) -> None:
         """Load until nothing is left that another thread does not work on.
@@ -78,11 +100,18 @@ class SegmentLoad:
         :param on_run: called after each run of frames
         """
         reading = read_runs(self._file.ops, self._file.fd, self._runs, ahead=self._ahead)
+        read_s = decode_s = 0.0
+        asked_s = perf_counter()
         with contextlib.closing(reading) as read:
             for one in read:
+                came_s = perf_counter()
+                read_s += came_s - asked_s
                 self._load_run(one)
+                asked_s = perf_counter()
+                decode_s += asked_s - came_s
                 if on_run is not None:
                     on_run()
+        self.spent.append(LoadSpent(read_s, decode_s))
 
     def _load_run(self, read: ReadRun) -> None:
         again = []
@@ -124,3 +153,19 @@ class SegmentLoad:
         if found != record.checksum:
             raise StoreCorruptError("A chunk's checksum is wrong.")
         decoded.copy_to(np.frombuffer(chunk.out, np.uint8))
+        self.results[frame.place] = None
+
+
+class _Runs:
+    """The runs that are begun in time; unlike a generator, threads may share it."""
+
+    def __init__(self, runs: Iterable[Run], until_s: float) -> None:
+        self._runs, self._until_s = iter(runs), until_s
+
+    def __iter__(self) -> Iterator[Run]:
+        return self
+
+    def __next__(self) -> Run:
+        if monotonic() >= self._until_s:
+            raise StopIteration
+        return next(self._runs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import math
 import os
 import threading
 from dataclasses import dataclass
@@ -26,10 +27,11 @@ RUN_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class ReadPace:
-    """How much memory a thread that reads may use to be fast."""
+    """How much memory a thread that reads may use to be fast, and how long it may take."""
 
     run_bytes: int = RUN_BYTES  #: adjacent frames are read together up to this size
     ahead: bool = True  #: read the next run while the one before is worked on
+    until_s: float = math.inf  #: monotonic; from then on, no more runs are begun
 
 
 DEFAULT_PACE = ReadPace()
@@ -112,13 +114,17 @@ def use_direct_io(ops: FileOps, fd: int) -> None:
     Asked once per file system. From now on only whole blocks may be moved. The page cache is
     of no use here: a chunk is read once, into memory of ours that keeps it.
     """
+    if direct_io_works(ops, fd):
+        _set_direct(fd, on=True)
+
+
+def direct_io_works(ops: FileOps, fd: int) -> bool:
+    """Whether an open file's reads can pass the page cache by; asked once per file system."""
     device = os.fstat(fd).st_dev
     with _direct_lock:
         if device not in _direct_by_device:
             _direct_by_device[device] = _probe(ops, fd)
-        works = _direct_by_device[device]
-    if works:
-        _set_direct(fd, on=True)
+        return _direct_by_device[device]
 
 
 def _probe(ops: FileOps, fd: int) -> bool:

@@ -57,6 +57,19 @@ class KnownManifest:
     disk_bytes: int
     facts: ManifestFacts | None  #: ``None``: cannot be read
 
+    def is_still(self, earlier: KnownManifest) -> bool:
+        """Whether the same snapshot was found earlier, and not another one of its number."""
+        if self.identity == earlier.identity:
+            return True
+        # A link to the file, as a backup makes it, changes its change time.
+        return (
+            self.facts is not None
+            and earlier.facts is not None
+            and self.generation == earlier.generation
+            and self.facts.created_unix_s == earlier.facts.created_unix_s
+            and self.facts.frames.keys() == earlier.facts.frames.keys()
+        )
+
 
 @dataclass(frozen=True)
 class References:

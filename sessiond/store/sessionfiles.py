@@ -14,7 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sessiond.domain.errors import (
-    EngineNotFoundError,
     GenerationExistsError,
     SessionNotFoundError,
     SnapshotNotFoundError,
@@ -23,6 +22,7 @@ from sessiond.domain.errors import (
 )
 from sessiond.store import layout
 from sessiond.store.catalogue import read_manifest
+from sessiond.store.fences import Fence, no_fence
 from sessiond.store.fileio import Publish, lock_exclusive, lock_shared
 from sessiond.store.heads import pack_head, unpack_head
 from sessiond.store.manifests import pack_manifest
@@ -38,7 +38,7 @@ from sessiond.store.sessions import (
 from sessiond.store.tree import list_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from sessiond.domain.heads import Head
     from sessiond.domain.ids import SegmentId, SessionId, TenantId
@@ -90,9 +90,10 @@ class SessionFiles:
             raise StoreCorruptError("The session's file is that of another session.")
         return record
 
-    def write_record(self, record: SessionRecord, *, create: bool) -> None:
+    def write_record(self, record: SessionRecord, *, create: bool, fence: Fence) -> None:
         """Write the record; *create* revives a deleted session, empty."""
-        with self._locked(exclusive=True):
+        with self.locked(exclusive=True):
+            fence()
             if not create:
                 self._require_not_deleted()
             elif self._is_deleted(if_damaged=True):  # nothing may come back
@@ -111,24 +112,19 @@ class SessionFiles:
         except FileNotFoundError as error:
             raise SnapshotNotFoundError(f"There is no generation {generation}.") from error
 
-    def commit(self, manifest: Manifest, is_live: Callable[[], bool]) -> None:
+    def commit(self, manifest: Manifest, fence: Fence) -> None:
         """Create the manifest's file: the commit of the snapshot.
 
-        :param is_live: whether the engine that wrote the snapshot still lives. Asked right before
-            the file gets its name. Never after it: what has its name may have been read.
+        :param fence: asked right before the file gets its name. Never after it: what has its
+            name may have been read.
         """
-
-        def require_live() -> None:
-            if not is_live():
-                raise EngineNotFoundError("The snapshot's engine has ended.")
-
         data = pack_manifest(manifest, self._keys)
-        with self._locked(exclusive=False):
+        with self.locked(exclusive=False):
             self._require_not_deleted()
             self._require_segments(manifest)
             name = layout.manifest_file(manifest.generation)
             try:
-                self._tree.write(self._folder, name, data, Publish.CREATE, require_live)
+                self._tree.write(self._folder, name, data, Publish.CREATE, fence)
             except FileExistsError as error:
                 raise GenerationExistsError from error
 
@@ -139,7 +135,7 @@ class SessionFiles:
     def write_head(self, head: Head) -> None:
         """Replace the head that the head's engine keeps."""
         data = pack_head(head, self._keys)
-        with self._locked(exclusive=False):
+        with self.locked(exclusive=False):
             self._require_not_deleted()
             # Not synced: after a power failure no engine has the KV that it tells of.
             folder = layout.heads_folder(self._folder)
@@ -157,16 +153,22 @@ class SessionFiles:
         except (FileNotFoundError, NotADirectoryError):
             return []
 
-    def delete(self) -> Removed:
-        """Write the tombstone, then remove manifests and heads."""
-        with self._locked(exclusive=True):
+    def delete(self, fence: Fence = no_fence, *, again: bool = False) -> Removed:
+        """Write the tombstone, then remove manifests and heads.
+
+        :param again: only finish what an earlier deletion has begun
+        """
+        with self.locked(exclusive=True):
+            fence()
             if not self._is_deleted(if_damaged=False):
+                if again:
+                    return Removed(0, 0, frozenset())  # the session was begun again since
                 self._write_record(tombstone(self._tenant, self._session, time.time()))
             return self._remove_contents()
 
     def remove_tombstone(self, deleted_before_unix_s: float) -> bool:
         """Remove the whole folder if it is an old tombstone; returns whether it was."""
-        with self._locked(exclusive=True):
+        with self.locked(exclusive=True):
             record = self.record()
             deleted = record.deleted_unix_s if record else None
             if deleted is None or deleted >= deleted_before_unix_s:
@@ -178,10 +180,14 @@ class SessionFiles:
             return True
 
     @contextlib.contextmanager
-    def _locked(self, *, exclusive: bool) -> Iterator[None]:
+    def locked(self, *, exclusive: bool, create: bool = True) -> Iterator[None]:
+        """Hold the session's lock, without which its files are not to be changed.
+
+        :raises FileNotFoundError: the session has no folder, and *create* is false.
+        """
         fd = -1
         while fd < 0:
-            fd = self._tree.open_folder(self._folder, create=True)
+            fd = self._tree.open_folder(self._folder, create=create)
             (lock_exclusive if exclusive else lock_shared)(fd)
             if os.fstat(fd).st_nlink == 0:  # an old tombstone was removed meanwhile
                 self._tree.ops.close(fd)

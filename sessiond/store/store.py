@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sessiond.domain.errors import EngineNotFoundError
 from sessiond.domain.ids import SegmentId, SessionId, TenantId, new_hex_id
 from sessiond.store import engines
+from sessiond.store.calibrations import Calibrations
 from sessiond.store.catalogue import (
     FoundSession,
     list_sessions,
@@ -14,8 +16,10 @@ from sessiond.store.catalogue import (
     session_folders_between,
 )
 from sessiond.store.collector import CollectReport, collect
+from sessiond.store.devicerate import read_rate
 from sessiond.store.drains import Drains
 from sessiond.store.engines import EngineFile
+from sessiond.store.fences import Fence, no_fence
 from sessiond.store.fileio import REAL_OPS, FileOps, store_errors
 from sessiond.store.findings import VerifyOptions, VerifyReport
 from sessiond.store.notes import BadNote, add_note, read_notes
@@ -66,6 +70,7 @@ class Store:
         self.keys = keys
         self.upkeep = Upkeep(tree, keys)
         self.drains = Drains(tree, keys)
+        self.calibrations = Calibrations(tree)
 
     @classmethod
     def open(
@@ -116,19 +121,16 @@ class Store:
         with store_errors("Reading a manifest"):
             return self._session(tenant, session).manifest(generation)
 
-    def commit_manifest(self, manifest: Manifest, *, fenced: bool = False) -> None:
+    def commit_manifest(self, manifest: Manifest, *, fence: Fence = no_fence) -> None:
         """Make a snapshot exist, durably; the caller holds locks on all its segments.
 
-        :param fenced: only while the manifest's engine lives.
-        :raises EngineNotFoundError: it does not, and the commit is fenced.
+        :param fence: raises if nothing may be committed any more.
         :raises GenerationExistsError: another writer has committed this generation.
         :raises SessionNotFoundError: the session was deleted.
         :raises SnapshotNotFoundError: a segment of the manifest is gone.
         """
         with store_errors("Committing a manifest"):
-            self._session(manifest.tenant, manifest.session).commit(
-                manifest, lambda: not fenced or self.engine_is_live(manifest.engine_id)
-            )
+            self._session(manifest.tenant, manifest.session).commit(manifest, fence)
 
     def delete_snapshot(self, tenant: TenantId, session: SessionId, generation: int) -> None:
         """Remove a snapshot, if it is there; :meth:`collect` frees its bytes."""
@@ -170,6 +172,14 @@ class Store:
         with store_errors("Reading notes"):
             return {note.offset_bytes for note in read_notes(self._tree, segment_id)}
 
+    def read_rate(self) -> float:
+        """Return the bytes per second at which this machine reads and decodes stored KV, about.
+
+        Writes a temporary file of 32 MiB and reads it past the page cache.
+        """
+        with store_errors("Measuring the store's device"):
+            return read_rate(self._tree)
+
     # Heads
 
     def write_head(self, head: Head) -> None:
@@ -187,14 +197,18 @@ class Store:
 
     # Sessions
 
-    def write_session(self, record: SessionRecord, *, create: bool = False) -> None:
+    def write_session(
+        self, record: SessionRecord, *, create: bool = False, fence: Fence = no_fence
+    ) -> None:
         """Write a session's record, durably.
 
         :param create: begin a deleted session again, empty.
+        :param fence: raises if it must not be written any more.
         :raises SessionNotFoundError: the session was deleted, and *create* is false.
         """
         with store_errors("Writing a session"):
-            self._session(record.tenant, record.session).write_record(record, create=create)
+            session = self._session(record.tenant, record.session)
+            session.write_record(record, create=create, fence=fence)
 
     def read_session(self, tenant: TenantId, session: SessionId) -> SessionRecord | None:
         """Return a session's record, or its tombstone; ``None`` if there is none."""
@@ -211,13 +225,17 @@ class Store:
         with store_errors("Listing sessions"):
             yield from scan_sessions(self._tree, self.keys)
 
-    def delete_session(self, tenant: TenantId, session: SessionId) -> DeleteReport:
+    def delete_session(
+        self, tenant: TenantId, session: SessionId, *, fence: Fence = no_fence
+    ) -> DeleteReport:
         """Delete a session: its tombstone first, then manifests, heads and segments.
 
         Idempotent. The tombstone stays, so that nothing late revives the session.
+
+        :param fence: raises if it must not be deleted.
         """
         with store_errors("Deleting a session"):
-            removed = self._session(tenant, session).delete()
+            removed = self._session(tenant, session).delete(fence)
             collected = collect(self._tree, self.keys, tenant=tenant, only=removed.segments)
             return DeleteReport(removed.manifests, removed.heads, collected)
 
@@ -253,6 +271,14 @@ class Store:
         """Whether a process holds the engine's lock."""
         return engines.engine_is_live(self._tree, engine_id)
 
+    def require_live(self, engine_id: str) -> None:
+        """Be a fence for what an engine commits.
+
+        :raises EngineNotFoundError: it has ended.
+        """
+        if not self.engine_is_live(engine_id):
+            raise EngineNotFoundError("The snapshot's engine has ended.")
+
     def remove_dead_engines(self, *, keep_sharing: bool = False) -> list[str]:
         """Remove the files of engines that are gone; returns their ids.
 
@@ -273,7 +299,7 @@ class Store:
         with store_errors("Collecting"):
             for found in scan_sessions(self._tree, self.keys, tenant):
                 if found.record and found.record.is_tombstone:
-                    self._session(found.record.tenant, found.record.session).delete()
+                    self._session(found.record.tenant, found.record.session).delete(again=True)
             return collect(self._tree, self.keys, tenant=tenant)
 
     def verify(

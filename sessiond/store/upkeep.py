@@ -8,9 +8,9 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sessiond.domain.errors import SnapshotNotFoundError, StoreError
 from sessiond.store import layout
 from sessiond.store.collector import CollectReport, collect
+from sessiond.store.fences import Fence, no_fence
 from sessiond.store.fileio import Space, store_errors, try_lock
 from sessiond.store.references import ReferenceScan
 from sessiond.store.room import space_of
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from sessiond.domain.ids import SegmentId, SessionId, TenantId
     from sessiond.domain.keys import KeyRing
     from sessiond.domain.retention import SessionKey
+    from sessiond.store.layout import Folder
+    from sessiond.store.references import KnownManifest
     from sessiond.store.tree import Tree
     from sessiond.store.usage import Usage
 
@@ -66,24 +68,37 @@ class Upkeep:
     def session(self, tenant: TenantId, session: SessionId) -> SessionUsage:
         """Return one session's manifests, as they are now."""
         with store_errors("Looking at snapshots"):
-            name = self._keys.tenant_name(tenant)
-            folder = layout.session_folder(name, self._keys.session_name(tenant, session))
-            return SessionUsage(name, tuple(self._references.session(folder)))
+            found = self._references.session(self._folder(tenant, session))
+            return SessionUsage(self._keys.tenant_name(tenant), tuple(found))
 
     def release(
-        self, tenant: TenantId, session: SessionId, generations: Collection[int]
+        self,
+        tenant: TenantId,
+        session: SessionId,
+        manifests: Collection[KnownManifest],
+        fence: Fence = no_fence,
     ) -> Released:
-        """Remove snapshots, if they are there; readers that have them open are not disturbed."""
-        with store_errors("Removing snapshots"):
-            files = SessionFiles(self._tree, self._keys, tenant, session)
-            there = sorted(set(files.generations()) & set(generations))
-            segments: set[SegmentId] = set()
-            for generation in there:
-                # What cannot be read is removed all the same; a collection finds its segments.
-                with contextlib.suppress(StoreError, SnapshotNotFoundError):
-                    segments |= files.manifest(generation).segment_ids
-                files.delete_manifest(generation)
-        return Released(tuple(there), frozenset(segments))
+        """Remove snapshots that were seen; readers that have them open are not disturbed.
+
+        What has come into their place since stays: it may be another session's of the same id.
+
+        :param fence: raises if nothing may be removed any more.
+        """
+        files = SessionFiles(self._tree, self._keys, tenant, session)
+        gone: list[KnownManifest] = []
+        with (
+            store_errors("Removing snapshots"),
+            contextlib.suppress(FileNotFoundError),  # the whole session is gone
+            files.locked(exclusive=True, create=False),
+        ):
+            fence()
+            for one in self._references.session(self._folder(tenant, session)):
+                if any(map(one.is_still, manifests)):
+                    files.delete_manifest(one.generation)
+                    gone.append(one)
+        # What could not be read went all the same; a collection finds its segments.
+        segments = {segment_id for one in gone if one.facts for segment_id in one.facts.frames}
+        return Released(tuple(one.generation for one in gone), frozenset(segments))
 
     def collect(self, segments: Collection[SegmentId]) -> CollectReport:
         """Free what is dead of these segments."""
@@ -114,11 +129,7 @@ class Upkeep:
     def last_turn_unix_s(self, tenant: TenantId, session: SessionId) -> float:
         """Return when an engine last wrote the session's head; 0 if none did."""
         with store_errors("Looking at heads"):
-            folder = layout.heads_folder(
-                layout.session_folder(
-                    self._keys.tenant_name(tenant), self._keys.session_name(tenant, session)
-                )
-            )
+            folder = layout.heads_folder(self._folder(tenant, session))
             newest = 0.0
             with contextlib.suppress(FileNotFoundError), self._tree.folder(folder) as fd:
                 for name in list_names(fd):
@@ -126,6 +137,10 @@ class Upkeep:
                         info = os.stat(name, dir_fd=fd, follow_symlinks=False)
                         newest = max(newest, info.st_mtime)
             return newest
+
+    def _folder(self, tenant: TenantId, session: SessionId) -> Folder:
+        keys = self._keys
+        return layout.session_folder(keys.tenant_name(tenant), keys.session_name(tenant, session))
 
     def _suspect(self, usage: Usage) -> None:
         """Remember the segments that lost a manifest, or have none."""

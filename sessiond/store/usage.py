@@ -49,22 +49,27 @@ class SessionUsage:
 
     def segments_of(self, generations: Collection[int]) -> frozenset[SegmentId]:
         """Return the segments that these generations reference."""
-        found = [one.facts.frames for one in self._of(generations) if one.facts]
+        found = [one.facts.frames for one in self.of(generations) if one.facts]
         return frozenset(segment_id for frames in found for segment_id in frames)
 
     def bytes_of(self, generations: Collection[int]) -> int:
         """Return what these generations have and the session's others have not, on disk."""
+        own_bytes = sum(one.disk_bytes for one in self.of(generations))
+        return self.frame_bytes_of(generations) + own_bytes
+
+    def frame_bytes_of(self, generations: Collection[int]) -> int:
+        """Return what the chunks take that only these generations of the session have."""
         others = [one.generation for one in self.manifests if one.generation not in generations]
         kept = {(segment_id, offset) for segment_id, offset, _ in self._frames(others)}
         going = {(found[0], found[1]): found[2] for found in self._frames(generations)}
-        frame_bytes = sum(size for place, size in going.items() if place not in kept)
-        return frame_bytes + sum(one.disk_bytes for one in self._of(generations))
+        return sum(size for place, size in going.items() if place not in kept)
 
-    def _of(self, generations: Collection[int]) -> list[KnownManifest]:
+    def of(self, generations: Collection[int]) -> list[KnownManifest]:
+        """Return the manifests of these generations."""
         return [one for one in self.manifests if one.generation in generations]
 
     def _frames(self, generations: Collection[int]) -> Iterator[tuple[SegmentId, int, int]]:
-        for manifest in self._of(generations):
+        for manifest in self.of(generations):
             for segment_id, frames in manifest.facts.frames.items() if manifest.facts else ():
                 for offset, size_bytes in zip(frames.offsets, frames.sizes, strict=True):
                     yield segment_id, offset, size_bytes

@@ -42,6 +42,7 @@ from sessiond.domain.tokens import (
 from sessiond.testing import fake_tokenizer
 from sessiond.testing.fake_kv import FakeKv, KeepError, Wish, fake_fields
 from sessiond.testing.fake_openai import FakeOpenAi
+from sessiond.testing.fake_times import FakeTimes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -128,6 +129,7 @@ class FakeEngine:
         self._now = now
         self.info = _info(url, fake_fields(fields), ram_tier_chunks, now())
         self.faults = Faults()
+        self.times = FakeTimes()
         self.seen: list[Seen] = []
         self.replies: list[TokenIds[int]] = []  #: to the next turns; else functions of prompts
         self.aborted: list[str] = []  #: operations whose request was hung up on
@@ -323,6 +325,7 @@ class FakeEngine:
         manifest = self._manifest(call.ticket)
         contexts = [one.tokens for one in head.branches] + ([manifest.tokens] if manifest else [])
         met = closest(meet(call.prompt, tokens) for tokens in contexts)
+        timing = self.times.timing(split, manifest)
         turn = LastTurn(
             ended_unix_s=self._now(),
             split=split,
@@ -330,10 +333,12 @@ class FakeEngine:
             tokens_restorable=manifest.restorable_tokens if manifest else 0,
             diverged_at_token=met.diverged_at_token if met else None,
             turn_id=call.ticket.operation_id,
+            timing=timing,
         )
-        self.write_head(end_turn(head, branch, self._now(), turn))
-        facts = {"generation": call.ticket.generation, **turn_facts(turn)}
-        return self._answer(call, split=split, facts=facts)
+        is_known = manifest is not None and meet(call.prompt, manifest.tokens).goes_on
+        self.write_head(end_turn(head, branch, self._now(), turn, is_known=is_known))
+        facts = {"generation": call.ticket.generation, "timing": timing.as_json()}
+        return self._answer(call, split=split, facts={**facts, **turn_facts(turn)})
 
     async def _suspend(self, call: _Call) -> _Settled | Response:
         asked = whole_chunk_tokens(len(call.prompt) - 1, self.info.chunk_tokens)
@@ -413,12 +418,15 @@ class FakeEngine:
             self.faults.busy_resumes -= 1
             split, reason = TurnSplit(), Reason.RAM_TIER_BUSY
         causes = (Cause(reason),) if reason else ()
-        if split.cached_tokens < asked:
-            settled = _Settled({"loadable_tokens": split.cached_tokens}, causes)
+        lacks = split.cached_tokens < asked
+        manifest = self._manifest(call.ticket)
+        timing = self.times.timing(split, manifest, computes=not lacks).as_json()
+        if lacks:
+            settled = _Settled({"loadable_tokens": split.cached_tokens, "timing": timing}, causes)
             self._settle(call.ticket, settled)
             return settled
         self._resident.setdefault(call.salt, []).append(call.prompt[:-1])
-        return self._answer(call, split=split, causes=causes)
+        return self._answer(call, split=split, causes=causes, facts={"timing": timing})
 
     def _split(self, call: _Call) -> TurnSplit:
         return self._look(call)[0]
@@ -427,14 +435,18 @@ class FakeEngine:
         """Return where the prompt's KV would come from, and why not more of it from disk."""
         vram = self._cached(call.prompt, call.salt)
         total, reason = vram, None
-        manifest = self._manifest(call.ticket)
+        manifest = self._manifest(call.ticket) if call.ticket.may_load else None
         if manifest is not None:
             loaded = self._kv.load(manifest, call.prompt[:-1])
             reach = vram + self.info.ram_tier_chunks * self.info.chunk_tokens
             total, reason = max(vram, min(loaded.tokens, reach)), loaded.reason
             if reach < loaded.tokens:
                 reason = Reason.RAM_TIER_TOO_SMALL
-        elif call.ticket.generation:
+            limit_s = call.ticket.load_limit_ms / 1000
+            in_time = self.times.loaded_within(manifest, vram, limit_s) if limit_s else total
+            if in_time < total:
+                total, reason = max(vram, in_time), Reason.DEADLINE
+        elif call.ticket.generation and call.ticket.may_load:
             reason = Reason.SNAPSHOT_MISSING
         return TurnSplit(len(call.prompt), vram, 0, total - vram), reason
 

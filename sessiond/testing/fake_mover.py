@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, TypeVar
 from unittest.mock import patch
 
-from sessiond.connector import coordinator, loads, moverwatch, settlements
+from sessiond.connector import (
+    arrivals,
+    coordinator,
+    loads,
+    moverwatch,
+    settlements,
+    timing,
+    turnbook,
+)
 from sessiond.connector.mover import protocol
 
 if TYPE_CHECKING:
@@ -39,12 +47,10 @@ class FakeClock:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Make the connector's decisions use this clock."""
-        with (
-            patch.object(coordinator, "time", self),
-            patch.object(loads, "time", self),
-            patch.object(moverwatch, "time", self),
-            patch.object(settlements, "time", self),
-        ):
+        parts = (arrivals, coordinator, loads, moverwatch, settlements, timing, turnbook)
+        with ExitStack() as patches:
+            for part in parts:
+                patches.enter_context(patch.object(part, "time", self))
             yield
 
 
@@ -121,7 +127,8 @@ class FakeMover:
     def end_load(self, *causes: Cause, failed: frozenset[int] = frozenset()) -> None:
         """Answer the newest :class:`Load`."""
         asked = self.told(protocol.Load)[-1]
-        self.answer(protocol.LoadDone(asked.job_id, sorted(failed), _as_json(causes), 0.5, 700))
+        bad = sorted(failed)
+        self.answer(protocol.LoadDone(asked.job_id, bad, _as_json(causes), 0.5, 700, 0.3, 0.1))
 
     def open_suspend(self, durable_chunks: int | Sequence[int] = 0, *causes: Cause) -> None:
         """Answer the newest :class:`OpenSuspend`; as :meth:`open_load`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,7 +19,7 @@ from sessiond.domain.tokens import TokenIds, head_digest, token_ids
 from sessiond.testing.fake_mover import FakeMovers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from sessiond.connector.awaited import Awaited, StartMover
     from sessiond.connector.moverwatch import JobDone
@@ -68,6 +69,8 @@ class FakeScheduler:
         self.coordinator = Coordinator(ENGINE_ID, TICKET_KEY, self.limits, heads, start)
         self._tokens: dict[str, TokenIds[int]] = {}
         self._numbers = itertools.count(1)
+        self._computed: dict[str, int] = {}
+        self._steps: deque[Mapping[str, int]] = deque()  # whose outputs have not come
 
     @property
     def mover(self) -> FakeMover:
@@ -113,6 +116,7 @@ class FakeScheduler:
                 cache_salt=cache_salt,
                 adapter=adapter,
                 plain_text=plain_text,
+                computed=lambda: self._computed.get(request_id, 0),
             )
         )
         return request_id
@@ -126,7 +130,21 @@ class FakeScheduler:
         if not self.coordinator.matched(request_id, vram_tokens, external_tokens):
             return False
         self.coordinator.scheduled(request_id, external_tokens)
+        self._computed[request_id] = vram_tokens + external_tokens
         return True
+
+    def step(self, **tokens: int) -> None:
+        """Schedule a step that computes so many tokens for each of these requests."""
+        self._steps.append(tokens)
+        self.coordinator.steps.began(tokens)
+
+    def output(self, *, finishes: str = "") -> dict[str, Any]:
+        """Let the output of the oldest step come; returns the answer of the one that *finishes*."""
+        for request_id, tokens in self._steps.popleft().items():
+            self._computed[request_id] = self._computed.get(request_id, 0) + tokens
+        ended = self.finish(finishes) if finishes else {}
+        self.coordinator.steps.ended()
+        return ended
 
     def finish(
         self,

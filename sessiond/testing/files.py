@@ -219,6 +219,13 @@ class _Fault:
     name_part: str
 
 
+class UnsyncedOps(FileOps):
+    """Leaves it to the system when bytes become durable: for tests that cut no power."""
+
+    def sync(self, fd: int) -> None:
+        """Do nothing."""
+
+
 class FaultyOps(SteppedOps):
     """Refuses chosen calls with a system error, or lets them do half their work."""
 

@@ -28,6 +28,7 @@ from sessiond.domain import errors
 from sessiond.domain.architectures import KV_KINDS
 from sessiond.domain.errors import SessiondError
 from sessiond.domain.gateway import FIELD_RULES
+from sessiond.domain.plans import PlanPolicy
 from sessiond.domain.reasons import EXPLANATIONS, Reason
 from sessiond.domain.session import OnEvicted
 from sessiond_cli.exits import MEANINGS, STATUS
@@ -193,6 +194,7 @@ def _type_name(annotation: object) -> str:
         "float": "number",
         "bool": "true or false",
         "OnEvicted": ", ".join(OnEvicted),
+        "PlanPolicy": ", ".join(PlanPolicy),
     }
     return names[getattr(kind, "__name__", "")]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import uvicorn
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from sessiond.testing.world import World, open_world
+from sessiond.testing.world import QUICK, World, open_world
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from sessiond.domain.ids import TenantId
+    from sessiond.service.limits import Limits
 
 _START_TIMEOUT_S = 10.0
 _POLL_S = 0.01
@@ -40,12 +41,12 @@ class ServedWorld:
 
 @contextmanager
 def served_world(
-    folder: Path, tokens: Mapping[str, TenantId] | None = None
+    folder: Path, tokens: Mapping[str, TenantId] | None = None, *, limits: Limits = QUICK
 ) -> Iterator[ServedWorld]:
     """Yield a world over *folder* that answers HTTP; *tokens* as in the configuration."""
     with (
         start_blocking_portal("asyncio") as portal,
-        portal.wrap_async_context_manager(open_world(folder)) as world,
+        portal.wrap_async_context_manager(open_world(folder, limits=limits)) as world,
         _served(portal, world.app(tokens)) as url,
     ):
         yield ServedWorld(world, url, portal)

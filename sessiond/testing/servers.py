@@ -212,12 +212,23 @@ def engine_server(  # noqa: PLR0913 - what one process is started with
     return Server(command, f"http://127.0.0.1:{port}/health", log, {**CPU_ENGINE_ENV, **env})
 
 
-def plain_engine_server(model: Path, log: Path, *, port: int, options: Sequence[str]) -> Server:
-    """Start vLLM without sessiond on the CPU; not yet ready when returned."""
+def plain_engine_server(  # noqa: PLR0913 - what one process is started with
+    model: Path,
+    log: Path,
+    *,
+    port: int,
+    options: Sequence[str],
+    env: Mapping[str, str] | None = None,
+    python: str = sys.executable,
+) -> Server:
+    """Start vLLM without sessiond on the CPU; not yet ready when returned.
+
+    :param python: of the environment whose vLLM it is
+    """
     own = scratch.make()
-    env = {**CPU_ENGINE_ENV, **(own.environment(os.environ) if own else {})}
+    whole = {**CPU_ENGINE_ENV, **(env or {}), **(own.environment(os.environ) if own else {})}
     command = [
-        sys.executable,
+        python,
         "-m",
         "vllm.entrypoints.openai.api_server",
         "--model",
@@ -230,7 +241,7 @@ def plain_engine_server(model: Path, log: Path, *, port: int, options: Sequence[
         *CPU_ENGINE_OPTIONS,
         *options,
     ]
-    return Server(command, f"http://127.0.0.1:{port}/health", log, env, own)
+    return Server(command, f"http://127.0.0.1:{port}/health", log, whole, own)
 
 
 def daemon_server(log: Path, *, port: int, env: Mapping[str, str]) -> Server:

@@ -81,15 +81,21 @@ class Stack:
             "SESSIOND_REGISTRY_URL": f"sqlite:///{self.folder / 'registry.db'}",
             # Whoever drives a stack suspends by hand; a sweep would get in between.
             "SESSIOND_IDLE_TIMEOUT_S": "86400",
+            # And says itself whether a snapshot is loaded.
+            "SESSIOND_PLAN_POLICY": "always_load",
             **self.settings,
         }
 
     def start_daemon(self) -> Server:
         """Start ``sessiond serve``."""
+        return self.begin_daemon().wait_ready()
+
+    def begin_daemon(self) -> Server:
+        """Start ``sessiond serve``; not yet ready when returned."""
         log = self._next_log("daemon")
         server = daemon_server(log, port=self.daemon_port, env=self.env)
         self._daemon = self._servers.enter_context(server)
-        return server.wait_ready()
+        return server
 
     def start_engine(
         self,

@@ -11,17 +11,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
+from sqlalchemy import event
 
 from sessiond.api.app import Policy, create_app
 from sessiond.api.gateway import GatewayPolicy
 from sessiond.api.metrics import Metrics
 from sessiond.domain.ids import DEFAULT_TENANT, SessionId, TenantId
 from sessiond.domain.keys import KeyRing
+from sessiond.domain.plans import PlanPolicy
 from sessiond.domain.session import OperationStatus
 from sessiond.domain.tokens import TokenIds, token_ids
 from sessiond.engine.client import EngineClient
 from sessiond.engine.streams import EngineStreams
 from sessiond.registry import Registry, upgrade
+from sessiond.registry.dialects import open_engine
 from sessiond.service.blocking import Blocking
 from sessiond.service.context import Context
 from sessiond.service.engines import Engines
@@ -29,9 +32,10 @@ from sessiond.service.limits import Limits
 from sessiond.service.permits import Signer
 from sessiond.service.services import Services, build
 from sessiond.service.watch import Watchlist
-from sessiond.store.fileio import REAL_OPS, FileOps
+from sessiond.store.fileio import FileOps
 from sessiond.store.store import Store
 from sessiond.testing.fake_engine import FakeEngine
+from sessiond.testing.files import UnsyncedOps
 from sessiond.testing.listening import bound, listening
 
 if TYPE_CHECKING:
@@ -44,6 +48,7 @@ if TYPE_CHECKING:
 
 #: Short waits, so that tests of deadlines are quick.
 QUICK = Limits(
+    plan_policy=PlanPolicy.ALWAYS_LOAD,  # what a fake engine's times say decides nothing
     suspend_deadline_s=2.0,
     resume_deadline_s=2.0,
     turn_settle_s=0.2,
@@ -188,19 +193,23 @@ async def open_world(
     *,
     limits: Limits = QUICK,
     engine_urls: tuple[str, ...] = (),
-    ops: FileOps = REAL_OPS,
+    ops: FileOps | None = None,
 ) -> AsyncIterator[World]:
-    """Yield a service over *folder* and what lies in it, without engines."""
+    """Yield a service over *folder* and what lies in it, without engines.
+
+    It waits for no disk: no power is cut here, and that takes longer than most tests.
+    """
     database = folder / "registry.db"
     if not database.exists():
         database.write_bytes(empty_database())
-    registry = Registry.open(f"sqlite:///{database}")
+    registry, ops = _open_unsynced(f"sqlite:///{database}"), ops or UnsyncedOps()
     keys, floor_bytes = KeyRing.from_server_key(_KEY), limits.free_space_floor_bytes
     store = Store.open(folder / "store", keys, ops=ops, floor_bytes=floor_bytes)
     switch, metrics, offset_s = _Switch(), Metrics(), [0.0]
     try:
         async with httpx.AsyncClient(transport=switch, timeout=30.0) as http:
-            client, blocking, streams = EngineClient(http), Blocking(4), EngineStreams()
+            client, streams = EngineClient(http), EngineStreams()
+            blocking = Blocking(4, brief=registry.answers_at_once)
             context = Context(
                 store=store,
                 registry=registry,
@@ -220,12 +229,19 @@ async def open_world(
             await world.services.drainer.stop()
             await world.services.operations.drain(5.0)
             await world.services.catalogue.trail.settle()
+            await world.services.planner.calibrator.close()
             await world.services.verifier.stop()
             await streams.close()
             for engine in world.started:
                 engine.close()
     finally:
         registry.close()
+
+
+def _open_unsynced(url: str) -> Registry:
+    engine = open_engine(url)
+    event.listen(engine, "connect", lambda raw, _: raw.execute("PRAGMA synchronous = OFF"))
+    return Registry(engine)
 
 
 @cache

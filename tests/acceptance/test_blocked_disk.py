@@ -23,6 +23,8 @@ from sessiond.testing.blocking_disk import BlockingDisk, CannotBlockError
 from sessiond.testing.mover_rig import an_engine, make_hello
 from sessiond.testing.snapshots import CHUNK_TOKENS, TENANT, a_key_ring, bf16_bytes, some_tokens
 
+pytestmark = pytest.mark.alone
+
 M = TypeVar("M", bound=protocol.Message)
 CHUNKS = 4
 CHUNK_BYTES = 1 << 20

@@ -71,8 +71,9 @@ def stack(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sta
     faults = folder / "faults"
     faults.touch()
     with Stack(folder) as running:
-        running.start_daemon()
+        daemon = running.begin_daemon()
         start_engine(running, model)
+        daemon.wait_ready()
         yield running
         faults.write_text(" ".join(ENDING))
         end_engine_core(running)

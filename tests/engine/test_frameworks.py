@@ -43,7 +43,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 #: A resume that runs beside a turn is in its batches, and in bf16 these decide near ties.
-RESUME_WAIT_S = 60.0
+WAIT_S = 60.0
 #: A call of a tool has more tokens than one would think.
 SAMPLING: dict[str, Any] = {"temperature": 0, "max_tokens": 64}
 WEATHER = {
@@ -122,11 +122,11 @@ class GraphStory:
     """A graph's conversation in a thread."""
 
     def __init__(self, client: Client, thread_id: str, *, is_watched: bool) -> None:
-        callbacks = [SessionCallbacks(client, resume_wait_s=RESUME_WAIT_S)] if is_watched else []
+        callbacks = SessionCallbacks(client, suspend_wait_s=WAIT_S, resume_wait_s=WAIT_S)
         model = thread_model(
             client, model=SERVED_NAME, extra_body={"chat_template": TEMPLATE}, **SAMPLING
         )
-        self._graph = clerk(model).with_config(callbacks=callbacks)
+        self._graph = clerk(model).with_config(callbacks=[callbacks] if is_watched else [])
         self._config = {"configurable": {"thread_id": thread_id}}
 
     def begin(self) -> None:
@@ -159,7 +159,7 @@ class RunnerStory:
 
     async def _run(self, client: AsyncClient, given: Any, *, is_watched: bool) -> RunResult:  # noqa: ANN401 - Runner's
         config = RunConfig(tracing_disabled=True)
-        async with SessionRunner(client, resume_wait_s=RESUME_WAIT_S) as runner:
+        async with SessionRunner(client, suspend_wait_s=WAIT_S, resume_wait_s=WAIT_S) as runner:
             if is_watched:
                 return await runner.run(
                     self._agent, given, self._session_id, run_config=config, session=self._memory

@@ -3,10 +3,13 @@
 from sessiond.domain.ids import parse_session_id
 from sessiond_cli.care import (
     IdleTimeoutOption,
+    ObjectiveOption,
     OnEvictedOption,
     PinOption,
+    PlanPolicyOption,
     TtlOption,
     care_body,
+    plan_body,
 )
 from sessiond_cli.commands.show import print_session
 from sessiond_cli.daemon import Daemon
@@ -23,6 +26,8 @@ def change(  # noqa: PLR0913 - one parameter for each argument and option
     ttl: TtlOption = None,
     pinned: PinOption = None,
     on_evicted: OnEvictedOption = None,
+    plan_policy: PlanPolicyOption = None,
+    objective: ObjectiveOption = None,
     json: JsonFlag = False,
     url: UrlOption = DEFAULT_URL,
     token: TokenOption = "",
@@ -33,6 +38,7 @@ def change(  # noqa: PLR0913 - one parameter for each argument and option
     """
     session_id = parse_session_id(session)
     body = care_body(idle_timeout=idle_timeout, ttl=ttl, pinned=pinned, on_evicted=on_evicted)
+    body |= plan_body(plan_policy=plan_policy, objective=objective)
     if not body:
         raise CommandError(USAGE_CODE, "Say what to change: --idle-timeout, --ttl, --pin, …")
     with Daemon(url, token) as daemon:

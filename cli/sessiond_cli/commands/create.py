@@ -7,10 +7,13 @@ import typer
 from sessiond.domain.ids import parse_session_id
 from sessiond_cli.care import (
     IdleTimeoutOption,
+    ObjectiveOption,
     OnEvictedOption,
     PinOption,
+    PlanPolicyOption,
     TtlOption,
     care_body,
+    plan_body,
 )
 from sessiond_cli.commands.show import print_session
 from sessiond_cli.daemon import Daemon
@@ -34,12 +37,15 @@ def create(  # noqa: PLR0913 - one parameter for each argument and option
     ttl: TtlOption = None,
     pinned: PinOption = None,
     on_evicted: OnEvictedOption = None,
+    plan_policy: PlanPolicyOption = None,
+    objective: ObjectiveOption = None,
     json: JsonFlag = False,
     url: UrlOption = DEFAULT_URL,
     token: TokenOption = "",
 ) -> None:
     """Create a session; nothing is stored yet. With --json: the session's object."""
     body = care_body(idle_timeout=idle_timeout, ttl=ttl, pinned=pinned, on_evicted=on_evicted)
+    body |= plan_body(plan_policy=plan_policy, objective=objective)
     body["model"] = model
     if session is not None:
         body["session_id"] = parse_session_id(session)

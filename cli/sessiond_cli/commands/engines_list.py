@@ -16,7 +16,7 @@ _TITLES: Final = ("ENGINE", "MODEL", "VLLM", "STARTED", "KV", "TIER")
 def list_engines(
     *, json: JsonFlag = False, url: UrlOption = DEFAULT_URL, token: TokenOption = ""
 ) -> None:
-    """List the running engines, and why the snapshot tier of one is off.
+    """List the running engines, why the snapshot tier of one is off, and slow restores.
 
     With --json: "engines", "strangers" (configured servers without sessiond's connector) and
     "kv_support" (every kind of KV group and whether it is supported).
@@ -31,6 +31,9 @@ def _print(screen: Console, found: Answer) -> None:
         now_unix_s = time.time()
         rows = [_row(engine, now_unix_s) for engine in found["engines"]]
         screen.print(table(_TITLES, rows))
+        for slow in (slow for engine in found["engines"] for slow in engine["slow_paths"]):
+            screen.print(text(slow["sentence"], "yellow"))
+            screen.print(text(f"  hint: {slow['hint']}"))
     else:
         screen.print("No engines.")
     for stranger in found["strangers"]:

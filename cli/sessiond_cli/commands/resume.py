@@ -1,10 +1,12 @@
 """``sessionctl resume``."""
 
-from typing import Final
+from typing import Annotated, Final
 
+import typer
 from rich.console import Console
 
 from sessiond.domain.ids import parse_session_id
+from sessiond_cli.care import plan_policy_choice
 from sessiond_cli.daemon import Answer, Daemon
 from sessiond_cli.formats import count, duration
 from sessiond_cli.longcalls import run_long_call
@@ -21,10 +23,19 @@ from sessiond_cli.output import Output, facts, print_causes, print_running, text
 _STYLES: Final = {"warm": "green", "restored": "green", "failed": "red"}
 
 
-def resume(
+def resume(  # noqa: PLR0913 - one parameter for each argument and option
     *,
     session: SessionArgument,
     wait: WaitOption = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            "--policy",
+            metavar="auto|always_load|never_load|objective",
+            show_default=False,
+            help="How to decide this time. Left out: as the session is set to.",
+        ),
+    ] = None,
     json: JsonFlag = False,
     url: UrlOption = DEFAULT_URL,
     token: TokenOption = "",
@@ -36,9 +47,10 @@ def resume(
     resume's report, or the operation if --wait ended first.
     """
     session_id = parse_session_id(session)
+    query = {} if policy is None else {"plan_policy": str(plan_policy_choice(policy))}
     output = Output(json)
     with Daemon(url, token) as daemon, output.working(f"Resuming {session_id} …"):
-        answer, ended = run_long_call(daemon, session_id, "resume", wait)
+        answer, ended = run_long_call(daemon, session_id, "resume", wait, query)
     output.show(answer, lambda screen: (_print if ended else print_running)(screen, answer))
 
 

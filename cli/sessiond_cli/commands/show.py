@@ -70,6 +70,7 @@ def _facts(session: Answer, now_unix_s: float) -> list[tuple[str, Any]]:
         ("TTL", _ttl(session["ttl_s"])),
         ("pinned", "yes" if session["pinned"] else "no"),
         ("on evicted", session["on_evicted"] or "the daemon's"),
+        ("plan policy", _policy(session)),
         ("in engine", _presence(session["presence"], now_unix_s)),
     ]
     if session["forked_from"]:
@@ -83,6 +84,12 @@ def _facts(session: Answer, now_unix_s: float) -> list[tuple[str, Any]]:
         reason = session["last_reason"]
         rows.append(("last resume", session["last_outcome"] + (f" ({reason})" if reason else "")))
     return rows
+
+
+def _policy(session: Answer) -> str:
+    policy: str = session["plan_policy"] or "the daemon's"
+    objective_s = session["objective_s"]
+    return policy if objective_s is None else f"{policy}, objective {duration(objective_s)}"
 
 
 def _last_turn(turn: dict[str, Any]) -> list[tuple[str, Any]]:

@@ -18,12 +18,15 @@ BLOCK_BYTES = 4 << 20
 
 
 class Device:
-    """Writes and reads as many bytes as a window has."""
+    """Writes and reads as many bytes as a window has.
+
+    :ivar path: of the file
+    """
 
     name = "device"
 
     def __init__(self, folder: Path, region: Region) -> None:
-        self._path = folder / "device"
+        self.path = folder / "device"
         self._region = region
         self._block = Scratch().get(BLOCK_BYTES)
 
@@ -55,11 +58,11 @@ class Device:
     def discard(self, window: Window) -> None:
         """Remove the file."""
         del window
-        self._path.unlink()
+        self.path.unlink()
 
     @contextmanager
     def _open(self, flags: int) -> Iterator[int]:
-        fd = os.open(self._path, flags | os.O_CLOEXEC, 0o600)
+        fd = os.open(self.path, flags | os.O_CLOEXEC, 0o600)
         try:
             use_direct_io(FileOps(), fd)
             yield fd

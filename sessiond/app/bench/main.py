@@ -18,11 +18,22 @@ from sessiond.app.bench.gateway import measure_gateway
 from sessiond.app.bench.given import GatewayOptions, gateway_options
 from sessiond.app.bench.interference import InterferenceOptions, measure_interference
 from sessiond.app.bench.kv import real_kv
+from sessiond.app.bench.planner import PlannerOptions, measure_planner, planner_options
+from sessiond.app.bench.planner_trials import show_planner
+from sessiond.app.bench.resume.options import given, resume_options
+from sessiond.app.bench.resume.run import measure_resume
+from sessiond.app.bench.resume.show import show_resume
+from sessiond.app.bench.soak.options import SoakOptions, soak_options
+from sessiond.app.bench.soak.report import passed, show_soak
+from sessiond.app.bench.soak.soak import measure_soak
 from sessiond.app.bench.store import CODECS, DEFAULT_CODECS, StoreOptions, measure
 from sessiond.app.trials import Say, add_places, timed
 from sessiond.domain.errors import ConfigurationError
 
-_EPILOG = "exit status: 0 if it was measured, 1 if not, 2 if the options cannot be used."
+_EPILOG = (
+    "exit status: 0 if it was measured, and a soak found nothing; else 1; 2 if the options "
+    "cannot be used."
+)
 _UNITS = {"": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20}
 _UNITS["GiB"] = 1 << 30
 
@@ -53,7 +64,7 @@ def run(arguments: Sequence[str]) -> int:
         options.output.write_text(text)
     if options.json:
         sys.stdout.write(text)
-    return 0
+    return 0 if options.passed(found) else 1
 
 
 def size_bytes(text: str) -> int:
@@ -116,6 +127,29 @@ def _gateway(options: argparse.Namespace, say: Say) -> dict[str, Any]:
     )
 
 
+def _soak(options: argparse.Namespace, say: Say) -> dict[str, Any]:
+    return measure_soak(
+        SoakOptions(
+            folder=options.folder,
+            models=options.models,
+            minutes=options.minutes,
+            agents=options.agents,
+            seed=options.seed,
+        ),
+        say,
+    )
+
+
+def _resume(options: argparse.Namespace, say: Say) -> dict[str, Any]:
+    return measure_resume(given(options), say)
+
+
+def _planner(options: argparse.Namespace, say: Say) -> dict[str, Any]:
+    return measure_planner(
+        PlannerOptions(options.folder, options.models, options.resumes, options.seed), say
+    )
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sessiond bench", description="Measure on this machine.", epilog=_EPILOG
@@ -135,6 +169,19 @@ def _parser() -> argparse.ArgumentParser:
     third = _benchmark(commands, "gateway", "what a turn costs through the gateway", _gateway)
     third.set_defaults(show=report.show_gateway)
     gateway_options(third)
+    fourth = _benchmark(
+        commands, "soak", "whether tokens, sessions and resources last, while much dies", _soak
+    )
+    fourth.set_defaults(show=show_soak, passed=passed)
+    soak_options(fourth)
+    fifth = _benchmark(commands, "resume", "coming back, beside other ways", _resume)
+    fifth.set_defaults(show=show_resume)
+    resume_options(fifth, size_bytes)
+    sixth = _benchmark(
+        commands, "planner", "whether plans to load or recompute are right", _planner
+    )
+    sixth.set_defaults(show=show_planner)
+    planner_options(sixth)
     return parser
 
 
@@ -147,7 +194,7 @@ def _benchmark(
     made: argparse.ArgumentParser = commands.add_parser(
         name, help=purpose, description=f"Measure {purpose}.", epilog=_EPILOG
     )
-    made.set_defaults(measure=measure_it)
+    made.set_defaults(measure=measure_it, passed=lambda _found: True)
     add_places(made, ".bench")
     made.add_argument("--json", action="store_true", help="print the report as JSON")
     made.add_argument("--output", type=Path, help="write the report as JSON into this file too")

@@ -15,6 +15,7 @@ from sessiond.domain.errors import (
     StoreCorruptError,
     StoreFullError,
     StoreKeyError,
+    StoreLateError,
 )
 from sessiond.domain.reasons import Cause, Reason
 
@@ -22,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 _REASONS: tuple[tuple[type[Exception], Reason], ...] = (
     (StoreFullError, Reason.STORE_FULL),
+    (StoreLateError, Reason.DEADLINE),
     (StoreCorruptError, Reason.SNAPSHOT_CORRUPT),
     (StoreKeyError, Reason.SNAPSHOT_KEY_MISMATCH),
     (SnapshotNotFoundError, Reason.SNAPSHOT_MISSING),

@@ -8,6 +8,7 @@ from typing import Any
 from sessiond.connector.mover import protocol
 from sessiond.domain.heads import Branch, Head, LastTurn, TurnSplit
 from sessiond.domain.reasons import Cause
+from sessiond.domain.timing import TurnTiming
 from sessiond.domain.tokens import TOKEN_BYTES, from_bytes, to_bytes
 
 
@@ -43,12 +44,13 @@ def head_of(message: protocol.WriteHead, engine_id: str) -> Head:
 
 
 def _last_turn(described: dict[str, Any]) -> LastTurn:
-    split, causes = described["split"], described["causes"]
+    split, causes, timing = described["split"], described["causes"], described["timing"]
     return LastTurn(
         **{
             **described,
             "split": TurnSplit(**split) if split else None,
             "causes": tuple(map(Cause.from_json, causes)),
+            "timing": TurnTiming.from_json(timing) if timing else None,
         }
     )
 
@@ -68,6 +70,7 @@ def _branches(described: list[dict[str, Any]], payload: memoryview) -> tuple[Bra
                 updated_unix_s=branch["updated_unix_s"],
                 split=TurnSplit(**branch["split"]),
                 adapter_name=branch["adapter_name"],
+                began_unix_s=branch["began_unix_s"],
             )
         )
     return tuple(branches)

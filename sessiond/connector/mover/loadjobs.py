@@ -36,10 +36,13 @@ class LoadJob:
         results = self._filling.results()
         errors = [error for error in results.values() if error is not None]
         read = [index for index, error in results.items() if error is None]
+        spent = self._filling.spent()
         return protocol.LoadDone(
             job_id=self._job_id,
             failed=sorted(results.keys() - read),
             causes=as_json(list({cause_of(error) for error in errors})),
             seconds=time.monotonic() - self._began_s,
             read_bytes=sum(self.plan.stored_bytes(index) for index in read),
+            read_s=spent.read_s,
+            decode_s=spent.decode_s,
         )

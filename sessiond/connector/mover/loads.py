@@ -15,7 +15,7 @@ from sessiond.domain.kvgroups import KvGroups, groups_of
 from sessiond.domain.reasons import Cause, Reason
 from sessiond.domain.snapshot import ChunkRecord, Manifest
 from sessiond.domain.tokens import chain_digests, common_prefix_tokens, from_bytes
-from sessiond.store.loading import SegmentLoad, WantedChunk
+from sessiond.store.loading import LoadSpent, SegmentLoad, WantedChunk
 from sessiond.store.reading import DEFAULT_PACE, ReadPace
 from sessiond.store.segments import SegmentReader
 from sessiond.store.store import Store
@@ -39,6 +39,10 @@ class Filling:
             for numbers, load in self.parts
             for number, error in zip(numbers, load.results, strict=True)
         }
+
+    def spent(self) -> LoadSpent:
+        """Return what it took, added over threads; when nobody works any more."""
+        return LoadSpent.sum(part for _, load in self.parts for part in load.spent)
 
 
 @dataclass

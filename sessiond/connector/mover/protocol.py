@@ -107,6 +107,7 @@ class Load(Message):
     job_id: int
     plan_id: int
     items: list[list[int]]
+    until_s: float = 0.0  #: monotonic; what is not begun then is not read; 0: all is
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,8 @@ class LoadDone(Message):
     causes: list[dict[str, Any]]
     seconds: float
     read_bytes: int
+    read_s: float = 0.0  #: waiting for the device, added over threads
+    decode_s: float = 0.0  #: verifying, decoding and copying, likewise
 
 
 @dataclass(frozen=True)

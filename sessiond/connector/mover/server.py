@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -150,7 +151,10 @@ class Mover:
 
     def _start_load(self, message: protocol.Load) -> None:
         plan, threads = self._loads[message.plan_id], self._shares.read_threads
-        filling = plan.begin(message.items, self._slot, self._bytes_digest, self._shares.pace)
+        pace = self._shares.pace
+        if message.until_s:
+            pace = replace(pace, until_s=message.until_s)
+        filling = plan.begin(message.items, self._slot, self._bytes_digest, pace)
         job = LoadJob(message.job_id, plan, filling, threads)
         plan.hold()
         for _ in range(threads):

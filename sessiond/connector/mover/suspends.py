@@ -6,10 +6,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any, TypeAlias
 
 from sessiond.connector.mover.protocol import Hello, OpenSuspend
-from sessiond.domain.errors import EngineNotFoundError, SessiondError
+from sessiond.domain.errors import SessiondError
 from sessiond.domain.fingerprint import FieldClass, Fingerprint
 from sessiond.domain.ids import EngineId, SegmentId, SessionId, TenantId
 from sessiond.domain.kvgroups import groups_of
@@ -115,14 +116,14 @@ class SuspendPlan:
         causes = [self._cause] if self._cause else []
         if records.keys() <= self._shared.keys() or is_discarded():
             return None, causes
-        if not self._store.engine_is_live(self._hello.engine_id):
-            raise EngineNotFoundError("The engine has ended.")  # leaves not even segments
+        require_live = partial(self._store.require_live, self._hello.engine_id)
+        require_live()  # else not even segments are left
         for writer in self._writers:
             writer.finish()
         manifest = self._manifest(records)
         if is_discarded():
             return None, causes  # what was written is garbage, and is collected
-        self._store.commit_manifest(manifest, fenced=True)
+        self._store.commit_manifest(manifest, fence=require_live)
         return asdict(self._summary(manifest, records)), causes
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from sessiond.domain.heads import Branch, Head, LastTurn, TurnSplit
 from sessiond.domain.ids import EngineId, SegmentId
 from sessiond.domain.reasons import Cause, Reason
 from sessiond.domain.snapshot import ChunkRecord
+from sessiond.domain.timing import TurnTiming
 from sessiond.store import engines, heads, manifests, sealed, sessions
 from sessiond.store.checksums import short_check
 from sessiond.store.notes import parse_notes
@@ -97,7 +98,8 @@ def _sealed_seeds() -> list[bytes]:
     manifest = manifests.pack_manifest(manifest_of_plan(plan, chunks), KEYS)
     split = TurnSplit(16, 8, 4, 4)
     branch = Branch(plan.tokens, "", "salt", 1.5, split)
-    turn = LastTurn(2.0, split, 9, 8, 7, (Cause(Reason.DIVERGED, "at token 7"),), "op-1")
+    timing = TurnTiming(lookup_s=0.5, ready_s=0.5, read_bytes=9, prefill_to_token=16)
+    turn = LastTurn(2.0, split, 9, 8, 7, (Cause(Reason.DIVERGED, "at token 7"),), "op-1", timing)
     whole = Head(TENANT, SESSION, "e" * 32, 3, 0, 2.5, (branch,), turn, "not_text")
     head = heads.pack_head(whole, KEYS)
     seeds = [bytes([mode]) + data for mode in (0, 1) for data in (manifest, head)]

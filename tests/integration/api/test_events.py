@@ -25,6 +25,7 @@ def test_every_daemon_tells_everything_and_ends_its_streams(node: Node) -> None:
         lines = answer.iter_lines()
         assert next(lines) == ": sessiond"
         first.call("POST", "/v1/sessions", json={"session_id": "agent-7"})
+        assert next_line(lines, "id: ") == "id: 0"
         last_id = next_line(lines, "id: ").removeprefix("id: ")
         assert next_line(lines, "event: ") == "event: created"
         began_s = time.monotonic()
@@ -34,7 +35,7 @@ def test_every_daemon_tells_everything_and_ends_its_streams(node: Node) -> None:
     assert time.monotonic() - began_s < 30
 
     first.call("PATCH", "/v1/sessions/agent-7", json={"pinned": True})
-    headers = {"Last-Event-ID": str(int(last_id) + 1)}
+    headers = {"Last-Event-ID": last_id}
     url = f"{first.url}/v1/events"
     with httpx.stream("GET", url, headers=headers, timeout=30, trust_env=False) as answer:
         assert next_line(answer.iter_lines(), "event: ") == "event: changed"

@@ -9,6 +9,8 @@ import pytest
 
 from sessiond.api.models_engines import AttestOut, EnginesOut
 from sessiond.api.models_turns import ProbeOut
+from sessiond.domain.samples import Tier
+from sessiond.domain.slowpath import SlowPath, Stage
 from sessiond.testing.served import ServedWorld
 from sessiond.testing.world import AGENT, text
 from sessiond_cli.exits import ExitStatus
@@ -65,6 +67,35 @@ def test_probe(served: ServedWorld, engine: FakeEngine, run: Run, ask: Ask) -> N
     assert code(run, "probe", AGENT) == (ExitStatus.UNAVAILABLE, "no_engine")
 
 
+def test_plan(served: ServedWorld, engine: FakeEngine, run: Run, ask: Ask) -> None:
+    told = ask("plan", AGENT)
+    assert told["decision"]["choice"] == "load"
+    assert told["engine"]["engine_id"] == engine.info.engine_id
+    rows = words(run, "plan", AGENT)
+    assert ["session", AGENT] in rows
+    assert ["policy", "always_load"] in rows
+    (load,) = (row for row in rows if row[0] == "load")
+    (recompute,) = (row for row in rows if row[0] == "recompute")
+    assert "tokens)," in load
+    assert recompute[:2] == ["recompute", "queue"]
+    ask("set", AGENT, "--plan-policy", "never_load", "--objective", "2.5")
+    rows = words(run, "plan", AGENT)
+    assert ["policy", "never_load"] in rows
+    assert any(row[0] == "why" and "policy" in row for row in rows)
+    assert ["plan", "policy", "never_load,", "objective", "2.50", "s"] in words(run, "show", AGENT)
+    ask("set", AGENT, "--plan-policy", "default", "--objective", "default")
+    assert ["plan", "policy", "the", "daemon's"] in words(run, "show", AGENT)
+    assert ask("resume", AGENT, "--policy", "never_load")["plan"]["policy"] == "never_load"
+    assert code(run, "resume", AGENT, "--policy", "maybe") == (ExitStatus.USAGE, "usage")
+    assert code(run, "set", AGENT, "--plan-policy", "maybe") == (ExitStatus.USAGE, "usage")
+    other = served.world.start_engine("other", fields={"weights_digest": "f" * 64})
+    there = ask("plan", AGENT, "--engine", other.info.engine_id)
+    assert there["decision"] is None
+    rows = words(run, "plan", AGENT, "--engine", other.info.engine_id)
+    assert ["choice", "none:", "nothing", "can", "be", "loaded"] in rows
+    assert any(row[:1] == ["weights_mismatch:"] for row in rows)
+
+
 def test_engines(served: ServedWorld, run: Run, ask: Ask) -> None:
     assert words(run, "engines", "list") == [["No", "engines."]]
     engine = served.world.start_engine(fields={"kv_groups": [{"kind": "FullAttentionSpec"}]})
@@ -89,3 +120,15 @@ def test_engines(served: ServedWorld, run: Run, ask: Ask) -> None:
     for unknown in ("nobody", "no/body", "../engines"):
         status, _ = code(run, "engines", "attest", unknown)
         assert status == ExitStatus.NOT_FOUND
+
+
+def test_slow_restores_are_told(served: ServedWorld, engine: FakeEngine, run: Run) -> None:
+    slow = SlowPath(Tier.NVME, Stage.DISK, ((Stage.DISK, 1.0),), 8, 12.0, 3.0, 1.0)
+    plans = served.world.services.context.plans
+    plans.slow_paths[engine.info.engine_id, Tier.NVME] = slow
+
+    told = run("engines", "list")
+
+    lines = [" ".join(line.split()) for line in told.stdout.splitlines()]
+    assert slow.sentence in " ".join(lines)
+    assert slow.hint in " ".join(lines)

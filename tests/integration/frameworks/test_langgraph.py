@@ -13,7 +13,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.types import Command, interrupt
 
-from sessiond.client import Client
+from sessiond.client import Client, Operation, SuspendReport
 from sessiond.domain.ids import parse_session_id
 from sessiond.integrations.langgraph import (
     SessionCallbacks,
@@ -21,9 +21,12 @@ from sessiond.integrations.langgraph import (
     session_of_thread,
     thread_model,
 )
+from tests.integration.frameworks.conftest import ours
 
 if TYPE_CHECKING:
+    from sessiond.integrations.suspends import SuspendOutcome
     from sessiond.testing.fake_engine import FakeEngine
+    from tests.integration.frameworks.conftest import Gate
 
 LONG = HumanMessage("please " * 60)
 
@@ -69,7 +72,13 @@ def kinds(client: Client, session_id: str) -> list[str]:
 def test_a_thread_is_put_away_while_it_waits(
     client: Client, model: ThreadChatOpenAI, *, is_async: bool
 ) -> None:
-    callbacks = SessionCallbacks(client, resume_wait_s=20.0 if is_async else 0.0)
+    told: list[tuple[str, SuspendOutcome]] = []
+    callbacks = SessionCallbacks(
+        client,
+        suspend_wait_s=20.0,
+        resume_wait_s=20.0 if is_async else 0.0,
+        on_suspend=lambda *outcome: told.append(outcome),
+    )
     graph = asking(model).with_config(callbacks=[callbacks])
     thread = of(f"waiting-{is_async}")
 
@@ -81,12 +90,35 @@ def test_a_thread_is_put_away_while_it_waits(
     session_id = thread["configurable"]["thread_id"]
     run({"messages": [LONG]})
     assert client.get_session(session_id).state == "suspended"
+    ((named, outcome),) = told
+    assert named == session_id
+    assert isinstance(outcome, SuspendReport)
     state = run(Command(resume="yes"))
     assert len(state["messages"]) == 4
     assert kinds(client, session_id)[:3] == ["created", "turn", "suspended"]
     # One that was not waited for may end after the turn.
     resumed = next(client.stream_events(session_id=session_id, kinds=["resumed"], after=0))
     assert resumed.detail["outcome"] == "warm"
+
+
+def test_a_graph_returns_while_its_suspend_goes_on(
+    client: Client, model: ThreadChatOpenAI, gate: Gate, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[SuspendOutcome] = []
+    callbacks = SessionCallbacks(
+        client, suspend_wait_s=0.0, on_suspend=lambda _, outcome: told.append(outcome)
+    )
+    graph = asking(model).with_config(callbacks=[callbacks])
+    graph.invoke({"messages": [LONG]}, of("slow"))
+    (outcome,) = told
+    assert isinstance(outcome, Operation)
+    assert (outcome.session_id, outcome.kind, outcome.has_ended) == ("slow", "suspend", False)
+    with caplog.at_level(logging.WARNING):
+        state = graph.invoke(Command(resume="yes"), of("slow"))
+    assert len(state["messages"]) == 4
+    assert ours(caplog) == []  # that it is not away yet is no reason to complain
+    gate.open()
+    assert client.wait(outcome).status == "succeeded"
 
 
 def test_one_model_serves_any_number_of_threads(client: Client, model: ThreadChatOpenAI) -> None:
@@ -132,8 +164,8 @@ def test_what_fails_disturbs_no_graph(
             graph.invoke({"messages": [LONG]}, of("troubled"))
             state = graph.invoke(Command(resume="yes"), of("troubled"))
     assert len(state["messages"]) == 4
-    ours = [one.getMessage() for one in caplog.records if one.name.startswith("sessiond.")]
-    assert ["not suspended" in ours[0], "not resumed" in ours[1]] == [True, True]
+    first, second = ours(caplog)
+    assert ["not suspended" in first, "not resumed" in second] == [True, True]
 
 
 @pytest.mark.parametrize("thread_id", ["a", "A-1_b", 7, "", "a/b", "ü", "x" * 65, "\ud800", "../x"])

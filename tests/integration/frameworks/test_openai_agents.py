@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from agents import Agent, ModelSettings, RunConfig, RunContextWrapper, Runner, function_tool
 
-from sessiond.client import AsyncClient, Client
+from sessiond.client import AsyncClient, Client, Operation
 from sessiond.integrations.openai_agents import SessionHooks, SessionRunner
+from tests.integration.frameworks.conftest import ours
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from sessiond.integrations.suspends import SuspendOutcome
     from sessiond.testing.served import ServedWorld
+    from tests.integration.frameworks.conftest import Gate
 
 QUIET = RunConfig(tracing_disabled=True)
 
@@ -76,7 +79,8 @@ def test_a_slow_tool_is_a_time_to_be_away(
     )
 
     async def body(asynchronous: AsyncClient, runner: SessionRunner) -> None:
-        agent, hooks = clerk(), SessionHooks(asynchronous, "away", ["ask_person"])
+        agent = clerk()
+        hooks = SessionHooks(asynchronous, "away", ["ask_person"], suspend_wait_s=20.0)
         await runner.run(agent, "Hello.", "away", run_config=QUIET, hooks=hooks)
         await hooks.on_tool_start(context, agent, quick)
         assert client.get_session("away").state == "active"
@@ -91,5 +95,35 @@ def test_a_slow_tool_is_a_time_to_be_away(
             await hooks.on_tool_end(context, agent, slow, "done")
 
     inside(served, body)
-    ours = [one.getMessage() for one in caplog.records if one.name.startswith("sessiond.")]
-    assert ["not suspended" in ours[0], "not resumed" in ours[1]] == [True, True]
+    first, second = ours(caplog)
+    assert ["not suspended" in first, "not resumed" in second] == [True, True]
+
+
+def test_a_slow_tool_begins_while_the_suspend_goes_on(
+    served: ServedWorld, client: Client, gate: Gate, caplog: pytest.LogCaptureFixture
+) -> None:
+    context: RunContextWrapper[Any] = RunContextWrapper(None)
+    tool = function_tool(lambda: "done", name_override="ask_person")
+    told: list[SuspendOutcome] = []
+
+    async def body(asynchronous: AsyncClient, runner: SessionRunner) -> None:
+        agent = clerk()
+        hooks = SessionHooks(
+            asynchronous,
+            "slow",
+            ["ask_person"],
+            suspend_wait_s=0.0,
+            on_suspend=lambda _, outcome: told.append(outcome),
+        )
+        await runner.run(agent, "Hello.", "slow", run_config=QUIET)
+        with caplog.at_level(logging.WARNING):
+            await hooks.on_tool_start(context, agent, tool)
+            await hooks.on_tool_end(context, agent, tool, "done")
+
+    inside(served, body)
+    (outcome,) = told
+    assert isinstance(outcome, Operation)
+    assert (outcome.session_id, outcome.has_ended) == ("slow", False)
+    assert ours(caplog) == []
+    gate.open()
+    assert client.wait(outcome).status == "succeeded"

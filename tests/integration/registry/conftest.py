@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sessiond.registry import Registry, upgrade
+from sessiond.registry import Registry, dialects, upgrade
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,7 +66,14 @@ def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def registry(url: str) -> Iterator[Registry]:
+def patient_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a test that gets no processor for a while keep its transactions."""
+    monkeypatch.setattr(dialects, "IDLE_IN_TRANSACTION_TIMEOUT_S", 120)
+
+
+@pytest.fixture
+def registry(request: pytest.FixtureRequest, url: str) -> Iterator[Registry]:
+    request.getfixturevalue("patient_database")
     registry = Registry.open(url)
     yield registry
     registry.close()

@@ -108,6 +108,38 @@ def test_an_expired_operation_is_failed_by_the_next(registry: Registry, session:
     assert registry.get_operation(session.tenant, new.operation_id) == new
 
 
+def test_an_expired_fork_is_left_to_who_settles_it(registry: Registry, session: Session) -> None:
+    old = an_operation(session, kind=OperationKind.FORK)
+    registry.begin_operation(old)
+    late = {"created_unix_s": EXPIRED_UNIX_S, "lease_until_unix_s": 1e10}
+    with pytest.raises(OperationInProgressError):
+        registry.begin_operation(an_operation(session, kind=OperationKind.RESUME, **late))
+    assert registry.get_operation(session.tenant, old.operation_id) == old
+    registry.begin_operation(an_operation(session, kind=OperationKind.DELETE, **late))
+    assert registry.get_operation(session.tenant, old.operation_id).status is FAILED
+
+
+def test_an_expired_operation_may_have_succeeded(registry: Registry, session: Session) -> None:
+    old = an_operation(session)
+    registry.begin_operation(old)
+    registry.correct_operation(old.operation_id, {"early": True}, EXPIRED_UNIX_S)
+    assert registry.get_operation(session.tenant, old.operation_id) == old  # it runs
+    registry.expire_operations(EXPIRED_UNIX_S)
+    registry.correct_operation(old.operation_id, {"fork": "f"}, EXPIRED_UNIX_S + 1)
+    corrected = registry.get_operation(session.tenant, old.operation_id)
+    assert (corrected.status, corrected.result) == (SUCCEEDED, {"fork": "f"})
+    registry.correct_operation(old.operation_id, {}, EXPIRED_UNIX_S + 2)
+    assert registry.get_operation(session.tenant, old.operation_id) == corrected
+
+
+def test_only_the_session_that_is_meant_is_deleted(registry: Registry, session: Session) -> None:
+    tenant, session_id, created_unix_s = session.tenant, session.session_id, session.created_unix_s
+    registry.mark_deleted(tenant, session_id, 1e9, created_unix_s - 1)
+    assert not registry.get_session(tenant, session_id).deleted
+    registry.mark_deleted(tenant, session_id, 1e9, created_unix_s)
+    assert registry.get_session(tenant, session_id, include_deleted=True).deleted
+
+
 def test_a_refused_begin_changes_nothing(registry: Registry, session: Session) -> None:
     """The failing of the expired one and the begin of the next are one transaction."""
     old = an_operation(session)

@@ -14,6 +14,7 @@ import pytest
 from sqlalchemy import inspect, text
 
 from sessiond.domain.errors import ConfigurationError, RegistryUnavailableError
+from sessiond.domain.plans import PlanPolicy
 from sessiond.domain.session import OperationKind, OperationStatus
 from sessiond.registry import (
     Registry,
@@ -31,6 +32,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 VERSION_TABLE = "alembic_version"
+TIME_LIMITS = ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout")
+#: Writes down the limit of statements under which each change of tables begins.
+WATCH_LIMITS = (
+    "CREATE TABLE seen (value text)",
+    """CREATE FUNCTION note() RETURNS event_trigger LANGUAGE plpgsql AS
+        $$BEGIN INSERT INTO seen VALUES (current_setting('statement_timeout')); END$$""",
+    "CREATE EVENT TRIGGER note ON ddl_command_start EXECUTE FUNCTION note()",
+)
 
 
 def described(url: str) -> dict[str, list[str]]:
@@ -92,7 +101,13 @@ def test_down_and_up_again(empty_url: str) -> None:
 
 def test_rows_survive_the_way_down_and_up(url: str) -> None:
     registry = Registry.open(url)
-    session = a_session(ttl_s=7.5, lost_reason="snapshot_evicted", lost_generation=3)
+    session = a_session(
+        ttl_s=7.5,
+        lost_reason="snapshot_evicted",
+        lost_generation=3,
+        plan_policy=PlanPolicy.OBJECTIVE,
+        objective_s=0.25,
+    )
     registry.create_session(session)
     for kind in (OperationKind.RETENTION, OperationKind.SUSPEND):
         operation = an_operation(session, kind=kind)
@@ -110,7 +125,9 @@ def test_rows_survive_the_way_down_and_up(url: str) -> None:
     registry = Registry.open(url)
     found = registry.get_session(session.tenant, session.session_id)
     registry.close()
-    assert found == replace(session, ttl_s=None, lost_reason="", lost_generation=0)
+    assert found == replace(
+        session, ttl_s=None, lost_reason="", lost_generation=0, plan_policy=None, objective_s=None
+    )
 
 
 @pytest.mark.parametrize(
@@ -269,18 +286,16 @@ def test_another_process_that_comes_and_goes_takes_no_log_away(sqlite_url: str) 
 def test_postgresql_has_time_limits(postgres_url: str) -> None:
     engine = open_engine(postgres_url)
     with engine.connect() as connection:
-        limits = [
-            connection.exec_driver_sql(f"SHOW {name}").scalar()
-            for name in ("lock_timeout", "statement_timeout")
-        ]
+        limits = [connection.exec_driver_sql(f"SHOW {name}").scalar() for name in TIME_LIMITS]
     engine.dispose()
-    assert limits == ["10s", "30s"]
+    assert limits == ["10s", "30s", "8s"]  # who rests in a transaction goes before others give up
 
 
+@pytest.mark.usefixtures("patient_database")
 def test_a_migration_waits_its_turn_and_gives_up_on_locks(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sessiond.registry.dialects.MIGRATION_LOCK_TIMEOUT_S", 1)
+    monkeypatch.setattr("sessiond.registry.migrating.LOCK_TIMEOUT_S", 1)
     engine = open_engine(postgres_url)
     with engine.begin() as connection:
         connection.execute(text("LOCK TABLE sessions IN ACCESS SHARE MODE"))
@@ -289,6 +304,20 @@ def test_a_migration_waits_its_turn_and_gives_up_on_locks(
     engine.dispose()
     upgrade(postgres_url)  # each step was done as a whole or not at all
     check_schema(postgres_url)
+
+
+def test_a_migration_takes_as_long_as_it_needs(empty_postgres_url: str) -> None:
+    for statement in WATCH_LIMITS:
+        run(empty_postgres_url, statement)
+    upgrade(empty_postgres_url)
+    engine = open_engine(empty_postgres_url)
+    with engine.connect() as connection:
+        limits = list(connection.scalars(text("SELECT value FROM seen")))
+        connection.rollback()
+        assert connection.exec_driver_sql("SHOW statement_timeout").scalar() == "30s"
+    engine.dispose()
+    assert len(limits) > 10
+    assert set(limits) == {"0"}
 
 
 def test_a_locked_sqlite_file_is_unavailable(

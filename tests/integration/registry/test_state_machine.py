@@ -74,13 +74,19 @@ class Leases(RuleBasedStateMachine):
             result={
                 "code": "lease_expired",
                 "message": "The operation's daemon stopped before the operation was finished.",
+                "retryable": True,
             },
         )
 
     def expected(self, session: int, kind: OperationKind) -> type[SessiondError] | None:
         if self.deleted[session] and kind is not OperationKind.DELETE:
             return SessionNotFoundError
-        return OperationInProgressError if self.holder(self.sessions[session]) else None
+        held, left = self.holder(self.sessions[session]), self.unfinished(self.sessions[session])
+        # An abandoned fork is settled first: there may be no snapshot in its session.
+        unsettled = left is not None and left.kind is OperationKind.FORK
+        if held or (unsettled and kind is not OperationKind.DELETE):
+            return OperationInProgressError
+        return None
 
     # -- what can happen ---------------------------------------------------------------------
 
@@ -159,7 +165,10 @@ class Leases(RuleBasedStateMachine):
             error = SessionExistsError
         elif self.holder(session):
             error = OperationInProgressError
+        left = self.unfinished(session)
         self.check(error, lambda: self.registry.create_session(session))
+        if error is None and left:
+            self.fail(left)
         self.deleted[number] = self.deleted[number] and error is not None
 
     # -- what must hold ----------------------------------------------------------------------

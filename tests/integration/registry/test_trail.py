@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,10 +11,16 @@ from hypothesis import strategies as st
 from sqlalchemy import text
 from sqlalchemy.exc import StatementError
 
-from sessiond.domain.errors import ConflictError, InvalidInputError, SessionNotFoundError
+from sessiond.domain.cursors import START, cursor_of
+from sessiond.domain.errors import (
+    ConflictError,
+    InvalidInputError,
+    RegistryUnavailableError,
+    SessionNotFoundError,
+)
 from sessiond.domain.ids import DEFAULT_TENANT, OperationId, SessionId, TenantId
 from sessiond.domain.session import Event
-from sessiond.registry import Registry, trail
+from sessiond.registry import Registry, dialects, trail
 from sessiond.testing.values import NOW_UNIX_S, a_session
 
 if TYPE_CHECKING:
@@ -120,23 +127,31 @@ def test_events_of_a_tenant_come_in_the_order_of_their_numbers(registry: Registr
             registry.add_event(DEFAULT_TENANT, session_id, "turn", NOW_UNIX_S, {})
 
     def follow() -> list[int]:
-        seen = [0]
+        seen: list[int] = []
+        place = START
         while True:
             last_round = written.is_set()
-            events = registry.tenant_events(DEFAULT_TENANT, after=seen[-1], limit=7)
+            events = registry.tenant_events(DEFAULT_TENANT, after=place, limit=7)
             seen += [event.event_id for event in events]
             if last_round and not events:
-                return seen[1:]
+                return seen
+            place = cursor_of(events[-1]) if events else place
 
     with ThreadPoolExecutor(4) as threads:
         reader = threads.submit(follow)
         list(threads.map(write, [session.session_id for session in sessions]))
         written.set()
         assert len(reader.result()) == 120
-    assert registry.newest_event_id(DEFAULT_TENANT) == reader.result()[-1]
-    assert registry.newest_event_id(TenantId("other")) == 0
+    newest = registry.newest_event(DEFAULT_TENANT)
+    assert newest is not None
+    assert newest.event_id == reader.result()[-1]
+    assert registry.find_event(DEFAULT_TENANT, newest.event_id) == newest
+    assert registry.find_event(TenantId("other"), newest.event_id) is None
+    assert registry.find_event(DEFAULT_TENANT, newest.event_id + 1) is None
+    assert registry.newest_event(TenantId("other")) is None
 
 
+@pytest.mark.usefixtures("patient_database")
 def test_a_later_number_waits_for_an_earlier_one(postgres_url: str) -> None:
     registry = Registry.open(postgres_url)
     for tenant in (DEFAULT_TENANT, TenantId("other")):
@@ -157,6 +172,30 @@ def test_a_later_number_waits_for_an_earlier_one(postgres_url: str) -> None:
     found = registry.tenant_events(DEFAULT_TENANT)
     registry.close()
     assert [event.kind for event in found] == ["early", "late"]
+
+
+def test_one_that_freezes_inside_a_write_holds_nobody_up(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dialects, "IDLE_IN_TRANSACTION_TIMEOUT_S", 1)
+    s, t = SessionId("s"), SessionId("t")
+
+    def freeze() -> None:
+        with frozen._writing() as db:
+            trail.add_event(db.connection(), Event(0, DEFAULT_TENANT, s, "lost", NOW_UNIX_S, {}))
+            other.add_event(DEFAULT_TENANT, t, "kept", NOW_UNIX_S, {})  # waits, and is not refused
+
+    with (
+        closing(Registry.open(postgres_url)) as frozen,
+        closing(Registry.open(postgres_url)) as other,
+    ):
+        for name in "st":
+            other.create_session(a_session(name))
+        with pytest.raises(RegistryUnavailableError, match="idle-in-transaction"):
+            freeze()
+        frozen.add_event(DEFAULT_TENANT, s, "thawed", NOW_UNIX_S, {})
+        found = [event.kind for event in other.tenant_events(DEFAULT_TENANT)]
+    assert found == ["kept", "thawed"]
 
 
 def test_what_may_be_lost_in_a_power_cut_leaves_everything_else_durable(sqlite_url: str) -> None:

@@ -11,6 +11,7 @@ import httpx
 import pytest
 from sqlalchemy import insert
 
+from sessiond.domain.cursors import cursor_of, parse_cursor
 from sessiond.domain.ids import DEFAULT_TENANT
 from sessiond.registry.models import EventRow
 from sessiond.testing.served import ServedWorld, served_world
@@ -57,7 +58,7 @@ def blocks(lines: Iterator[str]) -> Iterator[dict[str, str]]:
 
 def told(block: dict[str, str]) -> Any:  # noqa: ANN401 - JSON
     data = json.loads(block["data"])
-    assert block["id"] == str(data["event_id"])
+    assert block["id"] == data["cursor"]
     assert block["event"] == data["kind"]
     return data
 
@@ -69,7 +70,8 @@ def test_events_as_they_come(served: ServedWorld) -> None:
         served.run(served.world.services.catalogue.change, DEFAULT_TENANT, AGENT, {"pinned": True})
         changed = told(next(found))
         assert changed == {
-            "event_id": int(hello["id"]) + 1,
+            "event_id": parse_cursor(hello["id"]).number + 1,
+            "cursor": changed["cursor"],
             "session_id": AGENT,
             "kind": "changed",
             "at_unix_s": changed["at_unix_s"],
@@ -80,10 +82,12 @@ def test_events_as_they_come(served: ServedWorld) -> None:
 def test_where_to_begin(served: ServedWorld) -> None:
     for kind in "ab":
         served.world.registry.add_event(DEFAULT_TENANT, AGENT, kind, 1.5, {"text": "line\n\nline"})
-    ids = [event.event_id for event in served.world.registry.tenant_events(DEFAULT_TENANT)]
+    events = served.world.registry.tenant_events(DEFAULT_TENANT)
+    ids = [cursor_of(event) for event in events]
     cases: list[tuple[str, dict[str, str], list[str]]] = [
         ("?after=0", {}, ["created", "a", "b"]),
         (f"?after={ids[0]}", {}, ["a", "b"]),
+        (f"?after={ids[0].number}", {}, ["a", "b"]),
         ("?after=0", {"Last-Event-ID": str(ids[1])}, ["b"]),
         ("?after=0&kind=a&kind=created", {}, ["created", "a"]),
         (f"?after=0&session_id={AGENT}&kind=b", {}, ["b"]),
@@ -94,6 +98,22 @@ def test_where_to_begin(served: ServedWorld) -> None:
             assert [told(next(found))["kind"] for _ in wanted] == wanted, query
 
 
+def test_a_reader_of_another_registry_is_told(served: ServedWorld) -> None:
+    lost = "1-0123456789ab"
+    with stream(served, "?kind=created", {"Last-Event-ID": lost}) as found:
+        # Until it was told, it comes back with the same.
+        assert next(found)["id"] == lost
+        reset = told(next(found))
+        assert (reset["kind"], reset["cursor"], reset["event_id"]) == ("events_reset", "0", 0)
+        assert reset["detail"] == {"after": lost}
+        assert told(next(found))["kind"] == "created"
+    url = f"{served.url}/v1/sessions/{AGENT}/events"
+    refused = httpx.get(url, params={"after": lost})
+    assert (refused.status_code, refused.json()["code"]) == (409, "events_reset")
+    (created,) = httpx.get(url, params={"after": "0"}).json()["events"]
+    assert httpx.get(url, params={"after": created["cursor"]}).json() == {"events": []}
+
+
 def test_what_cannot_be_asked_for(served: ServedWorld) -> None:
     cases: list[tuple[str, dict[str, str], str]] = [
         ("?after=-1", {}, "invalid_input"),
@@ -101,6 +121,7 @@ def test_what_cannot_be_asked_for(served: ServedWorld) -> None:
         (f"?after={2**63}", {}, "invalid_input"),
         ("?session_id=a%2Fb", {}, "invalid_session_id"),
         ("?" + "&".join(["kind=a"] * 33), {}, "invalid_input"),
+        ("?after=1-", {}, "invalid_input"),
         ("", {"Last-Event-ID": "x"}, "invalid_input"),
         ("", {"Last-Event-ID": "-1"}, "invalid_input"),
         ("", {"Last-Event-ID": str(2**63)}, "invalid_input"),

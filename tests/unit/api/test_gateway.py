@@ -6,6 +6,8 @@ import asyncio
 import gzip
 import json
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -17,6 +19,10 @@ from sessiond.api.gateway import GatewayPolicy, gateway_routes
 from sessiond.domain.errors import SessionNotFoundError
 from sessiond.domain.ids import DEFAULT_TENANT, SessionId, TenantId
 from sessiond.domain.tickets import TicketOp
+from sessiond.domain.turnoutcome import TurnOutcome
+from sessiond.service.calls import Passage
+from sessiond.service.turnresults import TurnResults
+from sessiond.service.turntrail import turn_json
 from sessiond.testing import fake_tokenizer
 from sessiond.testing.listening import bound, listening
 from sessiond.testing.world import AGENT, World, report, text
@@ -382,6 +388,44 @@ async def test_a_chat_is_continued_token_for_token_where_that_is_asked_for(
     assert (refused.status_code, refused.json()["error"]["code"]) == (422, "invalid_input")
 
 
+async def test_nobody_waits_for_a_record_that_cannot_come_any_more(
+    world: World, engine: FakeEngine, gate: httpx.AsyncClient
+) -> None:
+    """The engine's record of the session is of another engine's time, or a later turn's."""
+    limits = replace(world.services.context.limits, turn_settle_s=_PATIENCE_S / 2)
+    patient = replace(world.services.context, limits=limits)
+    results = TurnResults(patient, world.services.catalogue)
+    await gate.post(COMPLETIONS, json=body_of(), headers=OURS)
+    ticket = await world.services.turns.ticket(DEFAULT_TENANT, AGENT)
+
+    begun_long_ago = Passage(ticket.engine, ticket, begun_s=monotonic() - _PATIENCE_S)
+    async with asyncio.timeout(_PATIENCE_S / 4):
+        assert await results.recorded(begun_long_ago) == TurnOutcome()
+
+    engine.begin_turn(DEFAULT_TENANT, AGENT)  # so it may be this one
+    waiting = asyncio.create_task(results.recorded(Passage(ticket.engine, ticket)))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    engine.begin_turn(DEFAULT_TENANT, AGENT)
+    await world.turn(AGENT, text(200))
+    async with asyncio.timeout(_PATIENCE_S / 4):
+        assert await waiting == TurnOutcome()
+
+
+async def test_a_turn_is_in_the_trail_once_however_it_is_told(
+    world: World, engine: FakeEngine, gate: httpx.AsyncClient
+) -> None:
+    for streamed in (False, True, False):
+        await gate.post(COMPLETIONS, json=body_of(stream=streamed), headers=OURS)
+    await world.services.sweeper.sweep()
+    (head,) = world.store.read_heads(DEFAULT_TENANT, AGENT)
+    assert head.last_turn is not None
+    told = [event.detail for event in await events(world) if event.kind == "turn"]
+    assert len({one["turn_id"] for one in told}) == len(told) == 3
+    from_head = turn_json(engine.info.engine_id, head.last_turn)
+    assert {name: told[-1][name] for name in from_head} == from_head
+
+
 # Sessions that come and go
 
 
@@ -727,6 +771,31 @@ async def test_a_body_may_be_larger_here_than_elsewhere(world: World, engine: Fa
         assert (larger.status_code, larger.json()["error"]["code"]) == (413, "body_too_large")
         assert "10 MiB" in larger.json()["detail"]
         assert (await gate.post("/v1/sessions", json=[image])).status_code == 413
+
+
+async def test_a_large_body_is_read_beside_other_calls(
+    engine: FakeEngine, gate: httpx.AsyncClient
+) -> None:
+    image = "x" * (1 << 20)
+    assert (await gate.post(COMPLETIONS, json=body_of(image=image))).status_code == 200
+    assert sent_to(engine)["image"] == image
+    broken = await gate.post(COMPLETIONS, content=json.dumps(body_of(image=image))[:-1])
+    assert (broken.status_code, broken.json()["error"]["code"]) == (422, "invalid_input")
+
+
+async def test_turns_pass_the_gates_of_the_whole_application(
+    world: World, engine: FakeEngine
+) -> None:
+    policy = GatewayPolicy(max_body_bytes=1 << 20)
+    async with served(world.app(TOKENS, policy)) as gate:
+        assert (await gate.post(COMPLETIONS, json=body_of())).status_code == 401
+        larger = body_of(image="x" * (2 << 20))
+        refused = await gate.post(COMPLETIONS, json=larger, headers=ALPHA)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (413, "body_too_large")
+        assert engine.openai.arrived == []
+        assert (await gate.get(COMPLETIONS, headers=ALPHA)).status_code == 405
+        assert (await gate.post(COMPLETIONS, json=body_of(), headers=BETA)).status_code == 200
+    assert engine.seen[-1].cache_salt == world.store.keys.cache_salt(TOKENS[tuple(TOKENS)[1]])
 
 
 async def test_a_cache_key_names_the_session_where_that_is_configured(

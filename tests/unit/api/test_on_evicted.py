@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 
-from sessiond.testing.world import AGENT, World, text
+from sessiond.testing.world import AGENT, PATIENT, World, open_world, text
 
 if TYPE_CHECKING:
-    import httpx
+    from pathlib import Path
 
 pytestmark = pytest.mark.anyio
 SESSION = f"/v1/sessions/{AGENT}"
@@ -35,6 +37,24 @@ async def test_a_session_has_a_choice_and_a_call_another(
     untouched = (await api.patch(SESSION, json={"pinned": True})).json()
     assert untouched["on_evicted"] == "skip"
     assert (await api.patch(SESSION, json={"on_evicted": None})).json()["on_evicted"] is None
+
+
+async def test_a_suspend_of_another_choice_is_in_the_way(tmp_path: Path) -> None:
+    async with open_world(tmp_path, limits=PATIENT) as world:
+        engine = world.start_engine()
+        await world.create()
+        await world.turn(AGENT, text(100))
+        gate = engine.faults.gates["suspend"] = asyncio.Event()
+        transport = httpx.ASGITransport(world.app())
+        async with httpx.AsyncClient(transport=transport, base_url="http://sessiond") as api:
+            assert (await api.post(f"{SESSION}/suspend?wait=0")).status_code == 202
+            refused = await api.post(f"{SESSION}/suspend?on_evicted=skip")
+            assert (refused.status_code, refused.json()["code"]) == (409, "operation_in_progress")
+            assert refused.json()["retryable"]
+            assert "'on_evicted' is prefix" in refused.json()["detail"]
+            gate.set()
+            again = await api.post(f"{SESSION}/suspend?on_evicted=prefix")
+            assert again.status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,8 @@ async def test_pause_and_unpause(world: World, api: httpx.AsyncClient) -> None:
         "failed": 0,
         "yielded": 0,
         "throttled": 0,
+        "refused": 0,
+        "refused_for": {},
         "paused": False,
     }
 

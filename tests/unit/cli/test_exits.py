@@ -77,6 +77,7 @@ def test_all_commands_are_there() -> None:
         ("pause",),
         ("unpause",),
         ("probe",),
+        ("plan",),
         ("engines",),
         ("engines", "list"),
         ("engines", "attest"),

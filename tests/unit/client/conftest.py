@@ -103,6 +103,21 @@ class _AsyncTransport(httpx.AsyncHTTPTransport):
         return self._road.after(await super().handle_async_request(request))
 
 
+class Away(httpx.ASGITransport):
+    """An engine that is lost, until its daemon has been asked so many times."""
+
+    def __init__(self, engine: FakeEngine, road: Road, asked: int, status: int) -> None:
+        super().__init__(engine)
+        self._road, self._asked, self._status = road, len(road.seen) + asked, status
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if len(self._road.seen) >= self._asked:
+            return await super().handle_async_request(request)
+        if self._status:
+            return httpx.Response(self._status)
+        raise httpx.ConnectError("refused")
+
+
 @dataclass
 class Either:
     """A client of either kind, called in the same way."""
@@ -127,6 +142,13 @@ class Either:
             return self._result(getattr(self.client, name)(*arguments, **options))
 
         return call
+
+    def lose(self, engine: FakeEngine, asked: int, status: int = 0) -> None:
+        """Let an engine be lost until the client has asked so many times.
+
+        :param status: what it answers meanwhile; 0: nothing
+        """
+        self.served.world.switch.engines["engine"] = Away(engine, self.road, asked, status)
 
     def first(self, count: int, name: str, **options: Any) -> list[Any]:  # noqa: ANN401 - the method's
         """Return the first items that an iterator of the client yields, and close it."""

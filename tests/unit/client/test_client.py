@@ -85,8 +85,9 @@ def test_lists_are_read_page_by_page(api: Either, monkeypatch: pytest.MonkeyPatc
     assert [one.session_id for one in api.list_sessions(model="odd")] == ["s1", "s3"]
     assert api.list_sessions(pinned=True) == []
     assert [one.kind for one in api.events("s0")] == ["created", *["changed"] * 4]
-    first = api.events("s0")[0].event_id
-    assert len(api.events("s0", after=first)) == 4
+    first = api.events("s0")[0]
+    for place in (first.cursor, first.event_id):
+        assert len(api.events("s0", after=place)) == 4
 
 
 def test_errors_have_a_code_and_a_hint(api: Either) -> None:
@@ -150,6 +151,32 @@ def test_a_daemon_that_cannot_now_is_asked_again_with_the_same_key(api: Either) 
         api.suspend(AGENT)
     assert len(api.road.keys()) == 4
     assert len(set(api.road.keys())) == 1
+
+
+@pytest.mark.parametrize(("status", "code"), [(0, "engine_unreachable"), (500, "engine_refused")])
+def test_what_failed_is_tried_anew(api: Either, engine: FakeEngine, status: int, code: str) -> None:
+    """An operation that failed is told of again under its key, so an attempt has its own."""
+    api.create_session(AGENT)
+    api.turn()
+    del api.road.seen[:]
+    api.lose(engine, 3, status)
+    assert api.suspend(AGENT).snapshot.generation == 1
+    assert len(set(api.road.keys())) == 3
+    told = [(event.kind, event.detail.get("code")) for event in api.events(AGENT)]
+    assert told[2:] == [("suspend_failed", code)] * 2 + [("suspended", None)]
+
+
+def test_what_failed_while_its_answer_was_lost_is_told_first(
+    api: Either, engine: FakeEngine
+) -> None:
+    api.create_session(AGENT)
+    api.turn()
+    del api.road.seen[:]
+    api.lose(engine, 2)
+    api.road.lost_answers = [httpx.ReadError("lost")]
+    assert api.suspend(AGENT).snapshot.generation == 1
+    first, asked_again, anew = api.road.keys()
+    assert first == asked_again != anew
 
 
 def test_a_long_call_may_be_left_alone(api: Either, engine: FakeEngine) -> None:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sessiond.client import ApiError, AsyncClient, Client
+from sessiond.client import ApiError, AsyncClient, Client, repeating
 from sessiond.testing.world import AGENT
 
 if TYPE_CHECKING:
@@ -51,7 +51,20 @@ def test_it_is_suspended_after_an_error_too(api: Either) -> None:
     assert api.get_session(AGENT).state == "suspended"
 
 
-def test_an_error_at_the_end_does_not_hide_the_body_s(api: Either, engine: FakeEngine) -> None:
+def test_the_suspend_at_the_end_survives_a_short_loss_of_the_engine(
+    api: Either, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repeating, "SETTLE_S", 60.0)  # however slow the machine
+    turned(api)
+    api.lose(engine, 7)  # for longer than one call is repeated
+    scope = api.work(nothing, AGENT, suspend_on_exit=True)
+    assert scope.suspended.snapshot.generation == 1
+
+
+def test_an_error_at_the_end_does_not_hide_the_body_s(
+    api: Either, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repeating, "SETTLE_S", 0.0)
     turned(api)
     api.served.world.kill_engine(engine)
     with pytest.raises(LookupError, match="the body's") as caught:
@@ -70,11 +83,11 @@ def test_a_turn_that_is_just_ending_is_waited_for(
     engine.begin_turn(api.tenant, AGENT)
     suspend = api.client.suspend
 
-    def counted(session_id: str) -> Any:  # noqa: ANN401 - of either kind
+    def counted(session_id: str, **options: Any) -> Any:  # noqa: ANN401 - of either kind
         refusals.append(session_id)
         if len(refusals) == 2:
             engine.end_turn(api.tenant, AGENT)
-        return suspend(session_id)
+        return suspend(session_id, **options)
 
     monkeypatch.setattr(api.client, "suspend", counted)
     scope = api.work(nothing, AGENT, suspend_on_exit=True)

@@ -6,11 +6,13 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sqlalchemy import update
 
 from sessiond.client import ApiError, Event, NotSessiondError, UnreachableError, repeating
 from sessiond.client.sse import EventReader
 from sessiond.domain.errors import RegistryUnavailableError
 from sessiond.domain.ids import SessionId
+from sessiond.registry.models import EventRow
 from sessiond.testing.world import AGENT
 
 if TYPE_CHECKING:
@@ -33,7 +35,8 @@ def test_events_are_followed(api: Either) -> None:
     found = api.first(4, "stream_events", after=0)
     assert [event.session_id for event in found] == [AGENT, "other", AGENT, AGENT]
     assert found[-1].detail == {"n": "b"}
-    assert kinds(api.first(1, "stream_events", after=found[2].event_id)) == ["b"]
+    for place in (found[2].cursor, found[2].event_id):
+        assert kinds(api.first(1, "stream_events", after=place)) == ["b"]
     assert kinds(api.first(1, "stream_events", after=0, session_id=AGENT, kinds=["b"])) == ["b"]
 
 
@@ -45,6 +48,21 @@ def test_a_lost_stream_goes_on_where_it_was(api: Either) -> None:
         api.road.cut_after_bytes = [cut, 2 * cut]
         api.road.faults = [httpx.ConnectError("refused")]
         assert kinds(api.first(7, "stream_events", after=0)) == ["created", *"abcdef"], cut
+
+
+def test_a_reader_is_told_of_a_registry_that_was_built_anew(api: Either) -> None:
+    api.create_session(AGENT)
+    add(api, "ab")
+    seen = api.first(3, "stream_events", after=0)[-1]
+    with api.served.world.registry._writing() as db:
+        mine = EventRow.tenant == api.tenant
+        db.execute(update(EventRow).where(mine).values(at_unix_s=2.5))
+    found = api.first(4, "stream_events", after=seen.cursor, kinds=["created", "a", "b"])
+    assert kinds(found) == ["events_reset", "created", "a", "b"]
+    assert found[0].detail == {"after": seen.cursor}
+    assert kinds(api.first(1, "stream_events", after=found[0].cursor)) == ["created"]
+    with pytest.raises(ApiError, match="events_reset"):
+        api.events(AGENT, after=seen.cursor)
 
 
 def test_a_stream_that_is_not_found_again(api: Either, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +88,7 @@ def test_a_refusal_that_lasts_is_told_as_it_is(
     api: Either, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(repeating, "RECONNECT_S", 0.0)
-    monkeypatch.setattr(api.served.world.registry, "newest_event_id", unavailable)
+    monkeypatch.setattr(api.served.world.registry, "newest_event", unavailable)
     with pytest.raises(ApiError) as caught:
         api.first(1, "stream_events")
     assert (caught.value.code, caught.value.status) == ("registry_unavailable", 503)
@@ -85,12 +103,12 @@ def test_only_messages_count(before: list[str], after: list[str]) -> None:
     message = [
         "id: 7",
         "event: a",
-        'data: {"event_id":7,"kind":"a",',
+        'data: {"event_id":7,"cursor":"7-a","kind":"a",',
         'data: "at_unix_s":1,"detail":{}}',
     ]
     lines = [*before, "", *message, "", *after]
     found = [event for line in lines for event in reader.feed(line)]
-    assert found == [Event(7, "a", 1.0, {})]
+    assert found == [Event(7, "7-a", "a", 1.0, {})]
     assert reader.last_id in ("7", "3")
 
 

@@ -43,14 +43,14 @@ def attested(vllm: FakeScheduler, resets: int = 1) -> dict[str, Any]:
 
 def test_an_operators_word_turns_it_on_again(vllm: FakeScheduler) -> None:
     told: list[TierState] = []
-    vllm.coordinator.on_tier_change = told.append
+    vllm.coordinator.tier.on_change = told.append
     vllm.coordinator.caches_reset(emptied=True)
     assert attested(vllm)["tier_on"] is True
     assert told == [
         TierState(RESET.detail, "tier_off", attestable=True, resets=1),
         TierState("", "", attestable=False, resets=1),
     ]
-    assert vllm.coordinator.tier_off is None
+    assert vllm.coordinator.tier.off is None
 
 
 def test_one_that_is_on_stays_on(vllm: FakeScheduler) -> None:
@@ -78,7 +78,7 @@ def off_and_the_mover_gone(vllm: FakeScheduler) -> None:
 
 def reset_in_part(vllm: FakeScheduler) -> None:
     vllm.coordinator.caches_reset(emptied=True)
-    vllm.coordinator.tier_off = RESET_UNCLEAR
+    vllm.coordinator.tier.off = RESET_UNCLEAR
 
 
 def reset_with_a_request_running(vllm: FakeScheduler) -> None:
@@ -92,7 +92,7 @@ def reset_twice(vllm: FakeScheduler) -> None:
 
 def files_changed(vllm: FakeScheduler) -> None:
     vllm.coordinator.caches_reset(emptied=True)
-    vllm.coordinator.attestor.changed_files = lambda: ["a", "b", "c", "d"]
+    vllm.coordinator.tier.attestor.changed_files = lambda: ["a", "b", "c", "d"]
 
 
 def files_out_of_reach(vllm: FakeScheduler) -> None:
@@ -100,7 +100,7 @@ def files_out_of_reach(vllm: FakeScheduler) -> None:
         raise OSError("the file server is gone")
 
     vllm.coordinator.caches_reset(emptied=True)
-    vllm.coordinator.attestor.changed_files = fail
+    vllm.coordinator.tier.attestor.changed_files = fail
 
 
 @pytest.mark.parametrize(
@@ -125,14 +125,14 @@ def test_no_word_turns_it_on_otherwise(
     story(vllm)
     answer = attested(vllm)
     assert (answer["ok"], answer["tier_on"], details(answer)) == (True, False, [detail])
-    assert vllm.coordinator.tier_off is not None
+    assert vllm.coordinator.tier.off is not None
 
 
 def test_no_ticket_of_another_kind_does(vllm: FakeScheduler) -> None:
     vllm.coordinator.caches_reset(emptied=True)
     for op in set(TicketOp) - {TicketOp.ATTEST}:
         vllm.may_match(vllm.arrive(vllm.ticket(op, generation=1), tokens_of(2)))
-    assert vllm.coordinator.tier_off == RESET
+    assert vllm.coordinator.tier.off == RESET
 
 
 def test_files_are_looked_at_while_the_engine_goes_on(vllm: FakeScheduler) -> None:
@@ -143,7 +143,7 @@ def test_files_are_looked_at_while_the_engine_goes_on(vllm: FakeScheduler) -> No
         looked.wait(_PATIENCE_S)
         return []
 
-    vllm.coordinator.attestor.changed_files = look
+    vllm.coordinator.tier.attestor.changed_files = look
     vllm.coordinator.caches_reset(emptied=True)
     request = begin(vllm)
     assert not vllm.may_match(request)
@@ -159,7 +159,8 @@ def test_files_are_looked_at_while_the_engine_goes_on(vllm: FakeScheduler) -> No
 
 def test_a_reset_while_files_are_looked_at_undoes_it(vllm: FakeScheduler) -> None:
     looked = threading.Event()
-    vllm.coordinator.attestor.changed_files = lambda: [] if looked.wait(_PATIENCE_S) else ["late"]
+    attestor = vllm.coordinator.tier.attestor
+    attestor.changed_files = lambda: [] if looked.wait(_PATIENCE_S) else ["late"]
     vllm.coordinator.caches_reset(emptied=True)
     request = begin(vllm)
     assert not vllm.may_match(request)
@@ -172,7 +173,7 @@ def test_a_reset_while_files_are_looked_at_undoes_it(vllm: FakeScheduler) -> Non
 def test_one_that_is_never_scheduled_does_nothing(vllm: FakeScheduler) -> None:
     vllm.coordinator.caches_reset(emptied=True)
     vllm.abort(begin(vllm))  # the engine slept until its sender gave up
-    assert vllm.coordinator.tier_off == RESET
+    assert vllm.coordinator.tier.off == RESET
 
 
 def test_one_that_waited_too_long_does_nothing(vllm: FakeScheduler) -> None:
@@ -181,7 +182,7 @@ def test_one_that_waited_too_long_does_nothing(vllm: FakeScheduler) -> None:
     vllm.clock.sleep(vllm.limits.hold_deadline_s + 1)
     assert vllm.may_match(request)
     answer = vllm.finish(request)
-    assert (answer["ok"], vllm.coordinator.tier_off) == (False, RESET)
+    assert (answer["ok"], vllm.coordinator.tier.off) == (False, RESET)
 
 
 # What began before the reset
@@ -274,6 +275,6 @@ def test_a_second_reset_turns_it_off_again(vllm: FakeScheduler) -> None:
     vllm.coordinator.caches_reset(emptied=True)
     attested(vllm)
     vllm.coordinator.caches_reset(emptied=True)
-    assert vllm.coordinator.tier_off == RESET
+    assert vllm.coordinator.tier.off == RESET
     assert details(attested(vllm, resets=1)) == [RESET_AGAIN.detail]
     assert attested(vllm, resets=2)["tier_on"] is True

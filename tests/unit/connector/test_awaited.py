@@ -49,7 +49,7 @@ def vllm(clock: FakeClock, movers: FakeMovers, awaited: FakeAwaited) -> FakeSche
 def told(vllm: FakeScheduler) -> list[TierState]:
     """What everybody was told of the tier."""
     told: list[TierState] = []
-    vllm.coordinator.on_tier_change = told.append
+    vllm.coordinator.tier.on_change = told.append
     return told
 
 
@@ -159,7 +159,7 @@ def test_a_reset_meanwhile_is_not_forgotten(
     awaited.outcome = movers.start if known else UNKNOWN
     vllm.coordinator.poll()
     # Without a fingerprint, no attestation may bring it back.
-    assert vllm.coordinator.tier_off == (RESET if known else UNKNOWN)
+    assert vllm.coordinator.tier.off == (RESET if known else UNKNOWN)
     assert told[-1].attestable == known
 
 

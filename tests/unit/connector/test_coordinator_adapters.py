@@ -50,7 +50,7 @@ def test_a_turn_leaves_a_branch_of_its_adapter(vllm: FakeScheduler) -> None:
     (branch,) = vllm.published().branches
     assert (branch["adapter_digest"], branch["adapter_name"]) == (POET.digest, "poet")
     assert turn(vllm, None, "")["ok"]
-    assert [b["adapter_digest"] for b in vllm.published().branches] == ["", POET.digest]
+    assert [b["adapter_digest"] for b in vllm.published().branches] == [POET.digest, ""]
 
 
 def test_the_mover_is_asked_for_the_snapshot_of_that_adapter(vllm: FakeScheduler) -> None:

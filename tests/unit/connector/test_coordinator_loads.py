@@ -173,6 +173,7 @@ def test_promoted_chunks_are_kept_while_the_request_lives(vllm: FakeScheduler) -
 
 def test_chunks_of_a_turn_without_a_load_are_not_kept(vllm: FakeScheduler) -> None:
     assert not vllm.coordinator.keeps_promoted(arrive(vllm, generation=0))
+    assert not vllm.coordinator.keeps_promoted(arrive(vllm, may_load=0))
 
 
 # Less than asked for
@@ -626,3 +627,78 @@ def test_switched_off_in_any_phase_nothing_more_is_offered(vllm: FakeScheduler, 
     assert vllm.offered(request, range(3)) == []
     assert vllm.may_match(request)
     assert reasons(vllm.finish(request)) == ["tier_off"]
+
+
+# A plan that limits a load
+
+
+def test_nothing_is_loaded_beyond_what_the_ticket_names(vllm: FakeScheduler) -> None:
+    request = arrive(vllm, chunks=4, restorable_tokens=2 * CHUNK_TOKENS)
+    admit(vllm, request, chunks=4)
+    assert vllm.offered(request, range(4)) == [0, 1]
+
+
+def test_a_snapshot_that_must_not_be_loaded_is_compared_all_the_same(
+    vllm: FakeScheduler, clock: FakeClock
+) -> None:
+    request = arrive(vllm, may_load=0)
+    assert vllm.may_match(request)  # it does not wait for the mover
+    (asked,) = vllm.mover.told(protocol.OpenLoad)
+    vllm.mover.answer(protocol.LoadOpened(asked.plan_id, [0, 1, 2], [], 13, 12, 13))
+    assert vllm.may_match(request)
+    assert vllm.offered(request, range(3)) == []
+    vllm.match(request, CHUNK_TOKENS)  # such as a system prompt of another session
+    clock.sleep(LIMITS.plan_deadline_s + 1.0)
+    answer = vllm.finish(request)
+    assert answer["tokens_total"] == 13  # so it does not pass for a warm one
+    assert answer["timing"]["lookup_s"] == 0.0
+    assert answer["causes"] == []
+
+
+def test_a_load_has_its_own_time_to_read(vllm: FakeScheduler, clock: FakeClock) -> None:
+    request = arrive(vllm, load_limit_ms=1500)
+    clock.sleep(1.0)  # until it is admitted, nothing is read
+    admit(vllm, request)
+    admitted_s = clock.now_s
+    vllm.load(1, request, range(2))
+    (asked,) = vllm.mover.told(protocol.Load)
+    assert asked.until_s == pytest.approx(admitted_s + 1.5)
+    assert vllm.offered(request, range(3)) == [0, 1, 2]
+    vllm.mover.end_load(Cause(Reason.DEADLINE), failed=frozenset({1}))
+    vllm.done()
+    assert vllm.offered(request, range(3)) == [0, 2]  # what is there is used
+    clock.sleep(1.6)
+    assert vllm.offered(request, range(3)) == []
+    assert vllm.may_match(request)
+    vllm.match(request, 0, CHUNK_TOKENS)
+    assert reasons(vllm.finish(request)) == ["deadline"]
+
+
+def test_a_load_that_vllm_asks_for_too_late_tells_why_nothing_came(
+    vllm: FakeScheduler, clock: FakeClock
+) -> None:
+    request = arrive(vllm, load_limit_ms=1500)
+    admit(vllm, request)
+    clock.sleep(1.6)
+    assert vllm.offered(request, range(3)) == []
+    vllm.match(request)
+    assert reasons(vllm.finish(request)) == ["deadline"]
+
+
+def test_a_preempted_request_has_its_time_to_read_anew(
+    vllm: FakeScheduler, clock: FakeClock
+) -> None:
+    request = arrive(vllm, load_limit_ms=1500)
+    admit(vllm, request)
+    vllm.match(request)
+    clock.sleep(5.0)
+    assert vllm.may_match(request)
+    assert vllm.offered(request, range(3)) == [0, 1, 2]
+
+
+def test_without_a_limit_all_is_read(vllm: FakeScheduler) -> None:
+    request = arrive(vllm)
+    admit(vllm, request)
+    vllm.load(1, request, range(3))
+    (asked,) = vllm.mover.told(protocol.Load)
+    assert asked.until_s == 0.0

@@ -252,13 +252,13 @@ class CoordinatorMachine(RuleBasedStateMachine):
     @rule()
     def attest(self) -> None:
         coordinator = self.vllm.coordinator
-        was_off, resets = coordinator.tier_off, coordinator.attestor.resets
+        was_off, resets = coordinator.tier.off, coordinator.tier.attestor.resets
         fields = {"generation": resets, "operation_id": self.operation()}
         request = self.vllm.arrive(self.vllm.ticket(TicketOp.ATTEST, **fields), tokens_of(0))
         while not self.vllm.may_match(request):
             time.sleep(0.0001)  # a thread looks at the files
         on = self.vllm.finish(request)["tier_on"]
-        assert on == (coordinator.tier_off is None)
+        assert on == (coordinator.tier.off is None)
         assert not on or was_off in (None, RESET)
 
     # What must hold
@@ -288,7 +288,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_offered_when_off(self) -> None:
-        if hasattr(self, "vllm") and self.vllm.coordinator.tier_off is not None:
+        if hasattr(self, "vllm") and self.vllm.coordinator.tier.off is not None:
             for request in self.live:
                 assert self.vllm.offered(request, range(RAM_CHUNKS)) == []
 

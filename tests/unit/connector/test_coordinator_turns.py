@@ -6,7 +6,7 @@ import pytest
 
 from sessiond.connector.mover import protocol
 from sessiond.connector.moverwatch import MAX_DEATHS, JobDone
-from sessiond.domain.heads import MAX_BRANCHES
+from sessiond.domain.lines import MAX_BRANCHES
 from sessiond.domain.reasons import Cause, Reason
 from sessiond.domain.tickets import TicketOp, sign
 from sessiond.domain.tokens import from_bytes
@@ -167,8 +167,9 @@ def test_branches_are_published_one_after_the_other(vllm: FakeScheduler) -> None
         vllm.clock.sleep(1)
         vllm.take_turn(tokens_of(2, first=1000 * first))
     head = vllm.published()
+    main, *others = range(MAX_BRANCHES)  # the first is the conversation, the others are beside
     expected = b"".join(
-        tokens_of(2, first=1000 * first).tobytes() for first in reversed(range(MAX_BRANCHES))
+        tokens_of(2, first=1000 * first).tobytes() for first in (main, *reversed(others))
     )
     assert (len(head.branches), head.payload) == (MAX_BRANCHES, expected)
 
@@ -262,15 +263,15 @@ def test_off_means_that_turns_say_so(vllm: FakeScheduler) -> None:
 def test_the_first_reason_for_being_off_stands(vllm: FakeScheduler) -> None:
     vllm.coordinator.turn_off(Cause(Reason.TIER_OFF, "reset"))
     vllm.coordinator.turn_off(Cause(Reason.MOVER_FAILED))
-    assert vllm.coordinator.tier_off == Cause(Reason.TIER_OFF, "reset")
+    assert vllm.coordinator.tier.off == Cause(Reason.TIER_OFF, "reset")
 
 
 def test_too_many_deaths_turn_it_off(vllm: FakeScheduler) -> None:
     for _ in range(MAX_DEATHS):
         vllm.mover.die()
         vllm.coordinator.poll()
-    assert vllm.coordinator.tier_off is not None
-    assert vllm.coordinator.tier_off.reason is Reason.MOVER_FAILED
+    assert vllm.coordinator.tier.off is not None
+    assert vllm.coordinator.tier.off.reason is Reason.MOVER_FAILED
     assert reasons(vllm.take_turn(tokens_of(3), generation=1)) == ["mover_failed"]
 
 
@@ -278,7 +279,7 @@ def test_fewer_deaths_do_not(vllm: FakeScheduler) -> None:
     for _ in range(MAX_DEATHS - 1):
         vllm.mover.die()
         vllm.coordinator.poll()
-    assert vllm.coordinator.tier_off is None
+    assert vllm.coordinator.tier.off is None
 
 
 # A mover is replaced

@@ -86,6 +86,20 @@ def test_a_bad_chunk_leaves_the_window_before(mixed: FakeScheduler) -> None:
     assert mixed.offered(request, ALL) == chunks(range(3), range(1, 3))
 
 
+def test_what_is_read_instead_gets_no_time_of_its_own(
+    mixed: FakeScheduler, clock: FakeClock
+) -> None:
+    request = mixed.arrive(mixed.ticket(generation=1, load_limit_ms=1500), tokens_of(4))
+    mixed.mover.open_load(chunks(range(4), range(4)))
+    assert mixed.may_match(request)
+    mixed.load(1, request, chunks(range(4), range(2, 4)))
+    clock.sleep(1.6)
+    mixed.mover.end_load(Cause(Reason.DEADLINE), failed=frozenset({GROUPS.number(1, 3)}))
+    mixed.done()
+    assert mixed.may_match(request)
+    assert mixed.offered(request, ALL) == []
+
+
 def test_tokens_from_disk_are_counted_once(mixed: FakeScheduler) -> None:
     request = arrive(mixed, 4)
     mixed.mover.open_load(chunks(range(4), range(2, 4)))

@@ -94,7 +94,7 @@ def test_a_tier_that_is_off_offers_nothing_that_was_admitted(vllm: FakeScheduler
     request = admitted(vllm)
     assert vllm.offered(request, range(3)) == [0, 1, 2]
     # As the connector does when turning it off in good order has failed.
-    vllm.coordinator.tier_off = Cause(Reason.TIER_OFF)
+    vllm.coordinator.tier.off = Cause(Reason.TIER_OFF)
     assert vllm.offered(request, range(3)) == []
 
 
@@ -102,7 +102,7 @@ def test_a_tier_goes_off_though_nobody_can_be_told(vllm: FakeScheduler) -> None:
     def refuse(_state: TierState) -> None:
         raise RuntimeError
 
-    vllm.coordinator.on_tier_change = refuse
+    vllm.coordinator.tier.on_change = refuse
     with pytest.raises(RuntimeError):
         vllm.coordinator.turn_off(Cause(Reason.TIER_OFF))
     request = vllm.arrive(vllm.ticket(TicketOp.TURN, generation=1), tokens_of(3))

@@ -32,7 +32,26 @@ class Server:
         self._handler = handler
         self.url = ""
         self.headers: list[str] = []
-        self.closed_early: list[str] = []
+        self._arrived = 0
+        self._closed_early: list[str] = []
+        self._changed = asyncio.Condition()
+
+    async def arrived(self, count: int) -> None:
+        """Wait until so many requests have been read."""
+        await self._until(lambda: self._arrived >= count)
+
+    async def closed_early(self, *tickets: str) -> None:
+        """Wait until the clients of just these have hung up before they had an answer."""
+        await self._until(lambda: len(self._closed_early) >= len(tickets))
+        assert sorted(self._closed_early) == sorted(tickets)
+
+    async def _until(self, happened: Callable[[], bool]) -> None:
+        async with asyncio.timeout(30), self._changed:
+            await self._changed.wait_for(happened)
+
+    async def _tell(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -40,13 +59,16 @@ class Server:
             self.headers.append(head)
             length = int(head.lower().partition("content-length: ")[2].partition("\r")[0] or 0)
             body = json.loads(await reader.readexactly(length) or b"{}")
+            self._arrived += 1
+            await self._tell()
             answering = asyncio.ensure_future(self._handler(body))
             hanging_up = asyncio.ensure_future(reader.read())
             await asyncio.wait((answering, hanging_up), return_when="FIRST_COMPLETED")
             if not answering.done():
                 answering.cancel()
                 ticketed = body.get("kv_transfer_params", {"sessiond_ticket": "none"})
-                self.closed_early.append(ticketed["sessiond_ticket"])
+                self._closed_early.append(ticketed["sessiond_ticket"])
+                await self._tell()
             elif (answer := answering.result()) is not None:
                 writer.write(answer)
                 await writer.drain()
@@ -158,9 +180,8 @@ async def test_a_deadline_closes_the_connection() -> None:
 
     async with serving(handler) as server, open_http() as http_client:
         with pytest.raises(DeadlineExceededError):
-            await EngineClient(http_client).send(request(server), 0.05)
-        await asyncio.sleep(0.05)
-        assert server.closed_early == ["t"]
+            await EngineClient(http_client).send(request(server), 0.5)
+        await server.closed_early("t")
 
 
 async def test_a_held_request_is_cancelled_by_closing_its_connection() -> None:
@@ -174,8 +195,7 @@ async def test_a_held_request_is_cancelled_by_closing_its_connection() -> None:
         pair = Pair(request(server, "resume", 97), request(server, "outcome"), 5)
         result = await resume_round(EngineClient(http_client), pair)
         assert (result.loadable_tokens, result.moved) == (32, None)
-        await asyncio.sleep(0.05)
-        assert server.closed_early == ["resume"]
+        await server.closed_early("resume")
 
 
 async def test_a_resume_that_went_well_cancels_its_companion() -> None:
@@ -190,8 +210,7 @@ async def test_a_resume_that_went_well_cancels_its_companion() -> None:
         result = await resume_round(EngineClient(http_client), pair)
         assert result.loadable_tokens == 96
         assert result.moved is not None
-        await asyncio.sleep(0.05)
-        assert server.closed_early == ["outcome"]
+        await server.closed_early("outcome")
 
 
 async def test_cancelling_a_round_closes_both_connections() -> None:
@@ -201,11 +220,10 @@ async def test_cancelling_a_round_closes_both_connections() -> None:
     async with serving(handler) as server, open_http() as http_client:
         pair = Pair(request(server, "resume", 97), request(server, "outcome"), 5)
         running = asyncio.ensure_future(resume_round(EngineClient(http_client), pair))
-        await asyncio.sleep(0.1)
+        await server.arrived(2)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        await asyncio.sleep(0.05)
-        assert sorted(server.closed_early) == ["outcome", "resume"]
+        await server.closed_early("outcome", "resume")
 
 
 @pytest.mark.parametrize(
@@ -253,6 +271,5 @@ async def test_a_reset_that_lasts_too_long() -> None:
 
     async with serving(handler) as server, open_http() as http_client:
         with pytest.raises(DeadlineExceededError):
-            await EngineClient(http_client).reset_caches(server.url, 0.05)
-        await asyncio.sleep(0.05)
-        assert server.closed_early == ["none"]
+            await EngineClient(http_client).reset_caches(server.url, 0.5)
+        await server.closed_early("none")

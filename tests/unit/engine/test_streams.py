@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -197,6 +197,54 @@ async def test_no_answer_is_lost(streams: EngineStreams, said: bytes) -> None:
         assert streams.running(there.url) == 0
 
 
+async def test_a_head_has_a_limit(streams: EngineStreams) -> None:
+    async def talk(peer: Peer) -> None:
+        await peer.request()
+        with suppress(ConnectionError):
+            await peer.say(b"HTTP/1.1 200 OK\r\n" + 40 * (b"x: %b\r\n" % bytes([120] * 60_000)))
+            await peer.say(b"\r\n")
+        await peer.gone()
+
+    async with engine(talk) as there:
+        with pytest.raises(EngineLostError):
+            await streams.send(there.url, REQUEST)
+
+
+async def test_what_comes_after_a_body_is_no_header(streams: EngineStreams) -> None:
+    async def talk(peer: Peer) -> None:
+        await peer.request()
+        await peer.say(CHUNKED + b"3\r\none\r\n0\r\nx-late: 1\r\n\r\n")
+        await peer.gone()
+
+    async with engine(talk) as there:
+        answer = await streams.send(there.url, REQUEST)
+        assert await answer.read() == b"one"
+        assert answer.headers == [(b"transfer-encoding", b"chunked")]
+        answer.close()
+
+
+async def test_an_engine_may_lie_below_a_path(streams: EngineStreams) -> None:
+    seen: list[bytes] = []
+
+    async def talk(peer: Peer) -> None:
+        seen.append(await peer.request())
+        await peer.say(OK)
+
+    async with engine(talk) as there:
+        host = there.url.removeprefix("http://")
+        assert await read_all(streams, f"http://name:secret@{host}/below") == b"ok"
+    assert seen[0].startswith(
+        f"POST /below/v1/completions?x=1 HTTP/1.1\r\nHost: {host}\r\n".encode()
+    )
+
+
+@pytest.mark.parametrize("url", ["", "ftp://x", "http://[::1", "http://x:99999", "http://a..b"])
+async def test_what_is_no_url_is_unreachable(streams: EngineStreams, url: str) -> None:
+    with pytest.raises(EngineUnreachableError):
+        await streams.send(url, REQUEST)
+    assert streams.running(url) == 0
+
+
 async def test_nobody_there_is_unreachable_and_not_lost(streams: EngineStreams) -> None:
     at, url = bound()
     at.close()
@@ -343,3 +391,34 @@ async def test_a_connection_that_was_idle_for_long_is_not_used_again() -> None:
             answer.close()
         assert there.connections == 2
     await streams.close()
+
+
+async def test_a_connection_that_nobody_needs_any_more_is_closed() -> None:
+    gone = asyncio.Event()
+
+    async def talk(peer: Peer) -> None:
+        await peer.request()
+        await peer.say(OK)
+        await peer.gone()
+        gone.set()
+
+    streams = EngineStreams(idle_s=0.0)
+    async with engine(talk, good) as there:
+        answers = [await streams.send(there.url, REQUEST) for _ in range(2)]
+        for answer in answers:
+            assert await answer.read() == b"ok"
+            answer.close()
+        await gone.wait()
+        assert len(streams._idle[there.url]) == 1
+    await streams.close()
+
+
+async def test_an_answer_may_end_with_its_connection(streams: EngineStreams) -> None:
+    async def talk(peer: Peer) -> None:
+        await peer.request()
+        await peer.say(b"HTTP/1.1 200 OK\r\n\r\nall of it")
+
+    async with engine(talk, good) as there:
+        assert await read_all(streams, there.url) == b"all of it"
+        assert await read_all(streams, there.url) == b"ok"
+        assert there.connections == 2

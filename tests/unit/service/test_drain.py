@@ -11,14 +11,18 @@ import pytest
 from sessiond.domain.drains import AtRisk, most_valuable_first
 from sessiond.domain.errors import EngineNotFoundError, RegistryUnavailableError
 from sessiond.domain.ids import DEFAULT_TENANT, SessionId, TenantId
+from sessiond.domain.jsonbody import parse_body
 from sessiond.domain.reasons import Reason
 from sessiond.domain.session import SessionState
-from sessiond.service.drain_scan import DrainScan
+from sessiond.service.calls import Call, Endpoint
+from sessiond.service.drain_scan import DrainScan, Found
+from sessiond.service.engines import ANYWHERE
+from sessiond.service.routing import Router
 from sessiond.testing.files import FaultyOps
 from sessiond.testing.world import PATIENT, World, open_world, report, text
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterable
     from pathlib import Path
 
     from sessiond.domain.drains import DrainReport
@@ -294,8 +298,9 @@ async def test_kv_that_was_evicted_is_told(world: World, engine: FakeEngine) -> 
     await used(world, A)
     engine.evict(keep_tokens=32)
     told = await drain(world, engine)
-    assert saved(told) == {A: 32}
+    assert saved(told) == {}  # not wholly
     assert unsaved(told) == {A: ("kv_evicted", 64)}
+    assert told.unsaved[0].saved_tokens == 32
 
 
 async def test_a_failure_that_may_pass_is_tried_again(world: World, engine: FakeEngine) -> None:
@@ -331,7 +336,7 @@ async def test_what_was_stored_during_a_look_is_not_told_as_missing(
     held = engine.faults.gates["suspend"] = asyncio.Event()
     loop, look, drainer = asyncio.get_running_loop(), DrainScan.among, world.services.drainer
 
-    def slowly(scan: DrainScan, keys: list[Key]) -> list[AtRisk]:
+    def slowly(scan: DrainScan, keys: Iterable[Key]) -> Found:
         found = look(scan, keys)
         running = drainer._running.get(engine.info.engine_id)
         if running is None or not running[0]._at_work:
@@ -346,6 +351,52 @@ async def test_what_was_stored_during_a_look_is_not_told_as_missing(
     monkeypatch.setattr(DrainScan, "among", slowly)
     told = await drain(world, engine)
     assert (saved(told), told.unsaved) == ({A: 96}, ())
+
+
+async def test_each_is_in_one_list_when_the_caches_are_reset_meanwhile(
+    one_at_a_time: World,
+) -> None:
+    world = one_at_a_time
+    engine = world.start_engine()
+    for name, tokens in ((A, 400), (B, 300), (C, 100)):
+        await used(world, name, tokens)
+    of_first = engine.faults.gates["suspend"] = asyncio.Event()
+    running = asyncio.create_task(drain(world, engine))
+    await suspends_of(engine, [A])
+    of_second = engine.faults.gates["suspend"] = asyncio.Event()
+    of_first.set()
+    await suspends_of(engine, [A, B])
+    engine.reset()
+    of_second.set()
+    told = await running
+    assert (told.complete, saved(told)) == (False, {A: 400})
+    assert unsaved(told) == {B: ("kv_evicted", 304), C: ("kv_evicted", 96)}
+
+
+async def suspends_of(engine: FakeEngine, sessions: list[SessionId]) -> None:
+    """Wait until these suspends have arrived, in this order."""
+    async with asyncio.timeout(LONG_S):
+        while [seen.session for seen in engine.seen if seen.op == "suspend"] != sessions:
+            await asyncio.sleep(0.005)
+
+
+async def test_what_somebody_else_stored_meanwhile_is_told(
+    world: World, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await used(world, A)
+    engine.begin_turn(DEFAULT_TENANT, A)
+    loop, look, looks = asyncio.get_running_loop(), DrainScan.among, list[int]()
+
+    def with_somebody_else(scan: DrainScan, keys: Iterable[Key]) -> Found:
+        looks.append(1)
+        if len(looks) == 2:
+            engine.end_turn(DEFAULT_TENANT, A)
+            report(asyncio.run_coroutine_threadsafe(world.suspend(A), loop).result(LONG_S))
+        return look(scan, keys)
+
+    monkeypatch.setattr(DrainScan, "among", with_somebody_else)
+    told = await drain(world, engine)
+    assert (told.complete, saved(told), told.unsaved) == (True, {A: 96}, ())
 
 
 async def test_an_engine_that_dies_meanwhile_is_told(world: World, engine: FakeEngine) -> None:
@@ -387,6 +438,23 @@ async def test_new_turns_go_elsewhere_if_they_can(world: World, engine: FakeEngi
     assert not await world.services.drainer.undrain(engine.info.engine_id)
 
 
+async def test_calls_of_no_known_model_go_elsewhere_if_they_can(
+    world: World, engine: FakeEngine
+) -> None:
+    router = Router(world.services.context, world.services.catalogue, world.services.turns)
+    call = Call(DEFAULT_TENANT, Endpoint.CHAT, None, parse_body(b'{"model": "unheard"}'), [])
+    older = engine.info
+    newer = world.start_engine("second").info
+    expected = {older.engine_id: newer, newer.engine_id: older}
+    for one, other in expected.items():
+        world.store.drains.mark(one, {})
+        assert (await router.passage(call, ANYWHERE)).engine == other
+        world.store.drains.unmark(one)
+    for one in expected:
+        world.store.drains.mark(one, {})
+    assert (await router.passage(call, ANYWHERE)).engine.engine_id == newer.engine_id
+
+
 async def test_alone_it_goes_on_serving(world: World, engine: FakeEngine) -> None:
     await used(world, A)
     await drain(world, engine)
@@ -424,6 +492,23 @@ async def test_undraining_ends_a_drain_that_runs(world: World, engine: FakeEngin
     assert await world.services.drainer.undrain(engine.info.engine_id)
     told = await running
     assert not told.complete
+
+
+async def test_undraining_ends_the_drains_of_all_daemons(
+    world: World, engine: FakeEngine, tmp_path: Path
+) -> None:
+    await used(world, A)
+    await used(world, B)
+    engine.begin_turn(DEFAULT_TENANT, A)
+    async with open_world(tmp_path, limits=PATIENT) as other:
+        running = asyncio.create_task(drain(world, engine))
+        await until(world, B, "suspended")
+        assert await other.services.drainer.undrain(engine.info.engine_id)
+        told = await running
+    assert (told.complete, saved(told)) == (False, {B: 96})
+    assert unsaved(told) == {A: ("turn_in_flight", 108)}
+    engine.end_turn(DEFAULT_TENANT, A)
+    assert saved(await drain(world, engine)) == {A: 96}  # nothing is left of the one before
 
 
 async def test_a_drain_that_is_ended_before_it_began_answers(

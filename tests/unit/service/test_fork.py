@@ -9,10 +9,12 @@ import pytest
 
 from sessiond.domain.errors import (
     ConflictError,
+    OperationInProgressError,
     RegistryUnavailableError,
     SessionExistsError,
     SessionNotFoundError,
     SnapshotNotFoundError,
+    StoreFullError,
 )
 from sessiond.domain.ids import DEFAULT_TENANT, SessionId
 from sessiond.domain.session import OnEvicted, OperationKind, OperationStatus, SessionState
@@ -23,6 +25,7 @@ from sessiond.service.fork import ForkWish
 from sessiond.service.rebuild import rebuild_registry
 from sessiond.store.forks import fork_snapshot
 from sessiond.testing.files import FaultyOps
+from sessiond.testing.holds import LONG_S, Hold
 from sessiond.testing.values import an_operation
 from sessiond.testing.world import AGENT, PATIENT, World, open_world, problem, report, text
 
@@ -153,7 +156,8 @@ async def test_retention_of_one_leaves_the_other_whole(suspended: World, gone: S
 
 async def test_a_newer_snapshot_of_the_source_leaves_the_fork_whole(suspended: World) -> None:
     await fork(suspended)
-    await suspended.turn(AGENT, text(200, seed=9))  # shares nothing with the snapshot
+    for tokens in (200, 230):  # a conversation that shares nothing with the snapshot
+        await suspended.turn(AGENT, text(tokens, seed=9))
     report(await suspended.suspend())
     suspended.pass_time(3600)  # no ticket names generation 1 any more
     await suspended.services.retention.run(full=True)
@@ -371,6 +375,106 @@ async def test_recovery_keeps_a_fork_that_was_committed(suspended: World) -> Non
     assert kinds(suspended, AGENT)[-1] == "forked"
     assert kinds(suspended, FORK) == ["forked", "recovered"]
     assert await restored_tokens(suspended, FORK) == 96
+
+
+async def held_fork(world: World, hold: Hold) -> Operation:
+    """Begin a fork and wait until it is held."""
+    operation = await world.services.forker.fork(DEFAULT_TENANT, AGENT, ForkWish(FORK))
+    await hold.arrived()
+    return operation
+
+
+async def until_idle(world: World) -> None:
+    async with asyncio.timeout(LONG_S):
+        while world.services.operations.is_busy:
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("step", ["write_session", "commit_manifest"])
+async def test_a_fork_whose_lease_was_lost_makes_nothing_any_more(
+    suspended: World, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    hold = Hold(suspended.store, monkeypatch, step)
+    operation = await held_fork(suspended, hold)
+    suspended.pass_time(2 * PATIENT.lease_s)
+    assert await suspended.services.recovery.recover() == 1
+    await hold.go_on()
+    await until_idle(suspended)
+    assert problem(await suspended.ended(operation)) == "lease_expired"
+    with pytest.raises(SessionNotFoundError):
+        await suspended.show(FORK)
+    record = suspended.store.read_session(DEFAULT_TENANT, FORK)
+    assert record is not None
+    assert record.is_tombstone
+    assert suspended.store.generations(DEFAULT_TENANT, FORK) == []
+    await fork(suspended)  # the name is free again
+
+
+async def test_a_fork_that_was_made_though_its_lease_was_lost_has_succeeded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_world(tmp_path, limits=replace(PATIENT, lease_s=0.3)) as world:
+        world.start_engine()
+        await world.create()
+        await world.turn(AGENT, text(100))
+        report(await world.suspend())
+        hold = Hold(world.store, monkeypatch, "commit_manifest")
+        operation = await held_fork(world, hold)
+        world.pass_time(60)
+        await until_idle(world)  # its daemon has given it up; its thread goes on
+        await hold.go_on()
+        running = await world.services.operations.get(DEFAULT_TENANT, operation.operation_id)
+        assert running.status is OperationStatus.RUNNING  # nobody knows yet
+        assert await world.services.recovery.recover() == 1
+        told = report(await world.services.operations.get(DEFAULT_TENANT, operation.operation_id))
+        assert (told["fork"], told["tokens_restorable"]) == (FORK, 96)
+        assert kinds(world, AGENT)[-1] == "forked"
+        assert await restored_tokens(world, FORK) == 96
+
+
+async def test_a_fork_that_fails_late_undoes_nothing_of_others(
+    suspended: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold = Hold(suspended.store, monkeypatch, "commit_manifest")
+    await held_fork(suspended, hold)
+    suspended.pass_time(2 * PATIENT.lease_s)
+    assert await suspended.services.recovery.recover() == 1
+    await suspended.create(FORK)  # of the same name
+    hold.error = StoreFullError()
+    await hold.go_on()
+    await until_idle(suspended)
+    assert (await suspended.show(FORK)).session.forked_from is None
+    record = suspended.store.read_session(DEFAULT_TENANT, FORK)
+    assert record is not None
+    assert not record.is_tombstone
+
+
+async def test_recovery_leaves_the_next_session_of_the_name_alone(suspended: World) -> None:
+    abandoned(suspended)
+    suspended.pass_time(2)
+    registry, now = suspended.registry, suspended.services.context.now
+    (expired,) = registry.expire_operations(now())
+    report(await suspended.delete(FORK))  # before it is settled
+    await suspended.create(FORK)
+    await suspended.services.recovery._settle(expired)
+    assert (await suspended.show(FORK)).session.forked_from is None
+
+
+async def test_nothing_but_a_delete_begins_before_an_abandoned_fork_is_settled(
+    suspended: World,
+) -> None:
+    abandoned(suspended)
+    await suspended.turn(FORK, text(100))
+    suspended.pass_time(2)
+    with pytest.raises(OperationInProgressError):
+        await suspended.suspend(FORK)
+    assert await suspended.services.recovery.recover() == 1  # as before
+    with pytest.raises(SessionNotFoundError):
+        await suspended.show(FORK)
+    abandoned(suspended)
+    suspended.pass_time(2)
+    report(await suspended.delete(FORK))
+    await fork(suspended)
 
 
 async def test_the_files_alone_tell_of_a_fork(suspended: World, tmp_path: Path) -> None:

@@ -29,9 +29,10 @@ from sessiond.testing.values import an_operation
 from sessiond.testing.world import AGENT, PATIENT, World, open_world, problem, report, text
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
+    from sessiond.domain.ids import SessionId, TenantId
     from sessiond.domain.session import Operation
     from sessiond.testing.fake_engine import FakeEngine
 
@@ -92,7 +93,7 @@ async def arrival(engine: FakeEngine, op: str, many: int = 1) -> None:
 async def begin(world: World, kind: OperationKind, key: str = "") -> Operation:
     """Begin a long call."""
     lifecycle = world.services.lifecycle
-    calls = {
+    calls: dict[OperationKind, Callable[[TenantId, SessionId, str], Awaitable[Operation]]] = {
         OperationKind.SUSPEND: lifecycle.suspend,
         OperationKind.RESUME: lifecycle.resume,
         OperationKind.DELETE: lifecycle.delete,

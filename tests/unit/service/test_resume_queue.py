@@ -15,6 +15,7 @@ from sessiond.domain.engines import EngineInfo
 from sessiond.domain.ids import DEFAULT_TENANT, EngineId, SessionId
 from sessiond.domain.reasons import Reason
 from sessiond.domain.session import OperationStatus
+from sessiond.service.rebuild import rebuild_registry
 from sessiond.service.resume_queue import MOST_AT_ONCE, ResumeQueue
 from sessiond.testing.values import an_engine
 from sessiond.testing.world import AGENT, PATIENT, World, open_world, problem, report, text
@@ -202,10 +203,13 @@ async def storm(world: World, many: int) -> list[Operation]:
     await world.turn(AGENT, text(100))
     report(await world.suspend())
     manifest = world.store.read_manifest(DEFAULT_TENANT, AGENT, 1)
+    record = world.store.read_session(DEFAULT_TENANT, AGENT)
+    assert record is not None
     for number in range(many):  # sessions with the same snapshot are made quickly
         session_id = key_of(number)[1]
-        await world.create(session_id)
+        world.store.write_session(replace(record, session=session_id))
         world.store.commit_manifest(replace(manifest, session=session_id))
+    rebuild_registry(world.store, world.registry)
     world.kill_engine(engine)
     fresh = world.start_engine(ram_tier_chunks=3 * CHUNKS)
     fresh.faults.gates["resume"] = asyncio.Event()

@@ -313,10 +313,16 @@ async def test_whoever_has_just_asked_for_a_ticket_keeps_what_it_names(tmp_path:
 # Generations
 
 
+async def begin_anew(world: World) -> None:
+    """Let a session have another conversation, of which its snapshot has nothing."""
+    for tokens in (120, 150):
+        await world.turn(A, text(tokens, seed=77))
+
+
 async def grown(world: World) -> None:
     """Give a session two generations that have nothing in common, and no valid ticket."""
     await stored(world, A)
-    await world.turn(A, text(120, seed=77))
+    await begin_anew(world)
     world.pass_time(QUICK.turn_ticket_s + 100)
     report(await world.suspend(A))
 
@@ -339,7 +345,7 @@ async def test_an_old_generation_goes_with_the_commit_of_a_new_one(world: World)
 async def test_a_generation_that_a_ticket_may_name_stays_until_that_is_over(world: World) -> None:
     world.start_engine()
     await stored(world, A)
-    await world.turn(A, text(120, seed=77))
+    await begin_anew(world)
     report(await world.suspend(A))
     assert (await run(world)).pruned == 0
     assert world.store.generations(DEFAULT_TENANT, A) == [1, 2]
@@ -372,7 +378,7 @@ async def test_a_reader_of_an_old_generation_is_not_disturbed(world: World) -> N
     manifest = world.store.read_manifest(DEFAULT_TENANT, A, 1)
     (segment_id,) = manifest.segment_ids
     with world.store.open_segment(segment_id):  # as a running resume has it
-        await world.turn(A, text(120, seed=77))
+        await begin_anew(world)
         world.pass_time(QUICK.turn_ticket_s + 100)
         report(await world.suspend(A))
         assert world.store.generations(DEFAULT_TENANT, A) == [2]

@@ -16,6 +16,7 @@ from sessiond.domain.errors import (
 from sessiond.domain.ids import DEFAULT_TENANT, SessionId
 from sessiond.domain.reasons import Reason
 from sessiond.domain.session import SessionState
+from sessiond.service.engines import Where
 from sessiond.testing.world import (
     AGENT,
     World,
@@ -30,6 +31,7 @@ from sessiond.testing.world import (
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from sessiond.domain.tokens import TokenIds
     from sessiond.testing.fake_engine import FakeEngine
 
 pytestmark = pytest.mark.anyio
@@ -280,28 +282,92 @@ async def test_other_weights_never_share_chunks(world: World, engine: FakeEngine
     assert second["new_bytes"] == second["stored_bytes"] == first["stored_bytes"]
 
 
-async def test_a_compacted_history_is_stored(world: World, engine: FakeEngine) -> None:
+async def test_a_compacted_history_is_stored_from_its_second_turn(
+    world: World, engine: FakeEngine
+) -> None:
     await world.turn(AGENT, text(192))
     report(await world.suspend())
-    compacted = text(120, seed=5)
+    compacted = text(192)[:130] + text(30, seed=5)
     await world.turn(AGENT, compacted)
+    assert (await world.show()).state is SessionState.SUSPENDED
+    await world.turn(AGENT, compacted + text(30, seed=6))
     assert (await world.show()).state is SessionState.ACTIVE
     world.pass_time(1000.0)
     assert (await world.services.sweeper.sweep()).suspended == 1
     manifest = world.store.read_manifest(DEFAULT_TENANT, AGENT, 2)
-    assert manifest.tokens[:120] == compacted
+    assert manifest.tokens[:160] == compacted
     assert (await world.show()).state is SessionState.SUSPENDED
     assert report(await world.suspend())["rounds"] == 0
     assert suspends(engine) == 2
 
 
-@pytest.mark.usefixtures("engine")
-async def test_a_short_branch_is_stored_if_nothing_else_had_a_turn(world: World) -> None:
+@pytest.mark.parametrize("tokens", [32, 100, 400])
+async def test_a_side_call_does_not_take_the_place_of_the_snapshot(
+    world: World, engine: FakeEngine, tokens: int
+) -> None:
     report(await world.suspend())
-    await world.turn(AGENT, text(32, seed=5))
-    assert (await world.show()).state is SessionState.ACTIVE
-    assert report(await world.suspend())["snapshot"]["tokens_restorable"] == 32
+    await world.turn(AGENT, text(tokens, seed=5))
     assert (await world.show()).state is SessionState.SUSPENDED
+    told = report(await world.suspend())
+    assert (told["rounds"], told["missing_tokens"], told["snapshot"]["generation"]) == (0, 0, 1)
+    assert suspends(engine) == 1
+    await world.turn(AGENT, text(130))
+    assert report(await world.suspend())["snapshot"]["tokens_restorable"] == 128
+
+
+async def test_nor_does_a_sub_agent_that_a_new_engine_meets_first(
+    world: World, engine: FakeEngine
+) -> None:
+    report(await world.suspend())
+    world.kill_engine(engine)
+    engine = world.start_engine()
+    for tokens in (40, 60, 80):
+        await world.turn(AGENT, text(tokens, seed=5))
+        assert (await world.show()).state is SessionState.SUSPENDED
+    world.pass_time(1000.0)
+    assert (await world.services.sweeper.sweep()).due == 0
+    assert report(await world.suspend())["snapshot"]["generation"] == 1
+    await world.turn(AGENT, text(130))  # it goes on from its snapshot
+    assert (await world.show()).state is SessionState.ACTIVE
+    assert report(await world.suspend())["snapshot"]["tokens_restorable"] == 128
+    assert suspends(engine) == 1
+
+
+@pytest.mark.parametrize("kept", [90, 40])
+async def test_nor_does_what_the_session_left_in_another_engine(
+    world: World, engine: FakeEngine, kept: int
+) -> None:
+    """It went on elsewhere, with its last reply rendered anew, or compacted."""
+    other = world.start_engine("other")
+    for more in (100, 130):
+        prompt = text(kept) + text(more, seed=5)
+        await turn_on(world, other, prompt)
+    assert report(await world.suspend())["snapshot"]["generation"] == 1
+    stored = world.store.read_manifest(DEFAULT_TENANT, AGENT, 1)
+    assert stored.tokens[: len(prompt)] == prompt
+    world.kill_engine(other)
+    assert (await world.show()).state is SessionState.SUSPENDED
+    world.pass_time(1000.0)
+    assert (await world.services.sweeper.sweep()).due == 0
+    assert report(await world.suspend())["snapshot"]["generation"] == 1
+    assert suspends(engine) == 0
+
+
+async def turn_on(world: World, engine: FakeEngine, prompt: TokenIds[int]) -> None:
+    """Take a turn on this engine, wherever the session's KV is."""
+    only = Where(engine.info.engine_id)
+    ticket = await world.services.turns.ticket(DEFAULT_TENANT, AGENT, where=only)
+    response = await world.http.post(
+        f"{ticket.engine.url}/v1/completions",
+        json={
+            "model": ticket.model,
+            "prompt": list(prompt),
+            "max_tokens": 8,
+            "cache_salt": ticket.permit.cache_salt,
+            "kv_transfer_params": ticket.kv_transfer_params,
+        },
+    )
+    response.raise_for_status()
 
 
 @pytest.mark.usefixtures("engine")

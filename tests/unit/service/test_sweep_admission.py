@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,8 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sessiond.domain.ids import DEFAULT_TENANT, SessionId
+from sessiond.domain.jsonbody import parse_body
+from sessiond.service.calls import Call, Endpoint
+from sessiond.service.engines import ANYWHERE
+from sessiond.service.routing import Router
 from sessiond.service.sweep import SweepReport
 from sessiond.service.sweep_admission import ByteBudget, Courtesy
+from sessiond.service.turns import TurnPlan, TurnTicket
 from sessiond.testing.world import QUICK, World, open_world, report, text
 
 if TYPE_CHECKING:
@@ -133,6 +139,70 @@ async def test_while_a_resume_runs_nothing_is_begun(world: World) -> None:
     gate.set()
     report(await world.ended(resume))
     assert (await world.services.sweeper.sweep()).suspended == 3
+
+
+@pytest.mark.anyio
+async def test_while_a_turn_loads_that_nobody_sent_through_us_nothing_is_begun(
+    world: World,
+) -> None:
+    engine, other = await use(world), SessionId("other")
+    await world.create(other)
+    await world.turn(other, text(100, seed=9))
+    report(await world.suspend(other))
+    engine.reset()
+    engine.update(tier_off="", attestable=False)
+    for number, session_id in enumerate(SESSIONS):  # what a reset has left
+        await world.turn(session_id, text(100, seed=number))
+    world.pass_time(IDLE_S + 1)
+    ticket = await world.services.turns.ticket(DEFAULT_TENANT, other)
+    assert ticket.plan is TurnPlan.LOAD
+    restores, store = world.services.context.restores, world.store
+    now = world.services.context.now
+    assert not restores.direct_run(store, now())  # it has not begun
+    engine.begin_turn(DEFAULT_TENANT, other)
+    swept = await world.services.sweeper.sweep()
+    assert (swept.due, swept.suspended, swept.yielded) == (3, 0, 3)
+    engine.end_turn(DEFAULT_TENANT, other)
+    assert (await world.services.sweeper.sweep()).suspended == 3
+
+
+async def ticket_of(world: World, session_id: SessionId, *, is_direct: bool) -> TurnTicket:
+    services = world.services
+    if is_direct:
+        return await services.turns.ticket(DEFAULT_TENANT, session_id)
+    router = Router(services.context, services.catalogue, services.turns)
+    call = Call(DEFAULT_TENANT, Endpoint.COMPLETIONS, session_id, parse_body(b"{}"), [])
+    ticket = (await router.passage(call, ANYWHERE)).ticket
+    assert ticket is not None
+    return ticket
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("is_direct", "waits"),
+    [(True, True), (False, False)],  # what we send is counted by us, until its first token
+)
+async def test_only_turns_that_we_do_not_send_are_looked_for(
+    world: World, *, is_direct: bool, waits: bool
+) -> None:
+    engine = world.start_engine()
+    other = SessionId("other")
+    await world.create(other)
+    await world.turn(other, text(100))
+    report(await world.suspend(other))
+    world.kill_engine(engine)
+    engine = world.start_engine()
+    given = await ticket_of(world, other, is_direct=is_direct)
+    engine.begin_turn(DEFAULT_TENANT, other)
+    context = world.services.context
+    look = partial(context.restores.direct_run, context.store)
+    assert look(context.now()) is waits
+    assert look(given.permit.expires_unix_s + 3600) is waits  # it runs, however long
+    engine.end_turn(DEFAULT_TENANT, other)
+    assert not look(context.now())
+    await world.turn(other, text(120))  # its own ticket is the newest, and it has ended
+    assert not look(context.now())
+    assert not context.restores._direct
 
 
 @pytest.mark.anyio

@@ -5,32 +5,45 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 import pytest
 from sqlalchemy import Engine, event
 
 from sessiond.domain.ids import DEFAULT_TENANT
+from sessiond.registry.lookup import Lookup
 from sessiond.testing.world import AGENT, World, report, text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from sessiond.domain.ids import SessionId, TenantId
+    from sessiond.domain.session import Session
+
 pytestmark = pytest.mark.anyio
 
 
 @contextmanager
-def statements() -> Iterator[list[str]]:
-    """Collect what is sent to databases, without the control of transactions."""
+def questions() -> Iterator[list[str]]:
+    """Collect what a registry is asked: sessions by their keys, and statements."""
     found: list[str] = []
+    find = Lookup.find
 
-    def record(*call: object) -> None:
-        statement = str(call[2])
+    def note(statement: str) -> None:
         if not statement.startswith("BEGIN"):
             found.append(statement)
 
+    def record(*call: object) -> None:
+        note(str(call[2]))
+
+    def noted(self: Lookup, tenant: TenantId, session_id: SessionId) -> Session | None:
+        note(session_id)
+        return find(self, tenant, session_id)
+
     event.listen(Engine, "before_cursor_execute", record)
-    yield found
+    with patch.object(Lookup, "find", noted):
+        yield found
     event.remove(Engine, "before_cursor_execute", record)
 
 
@@ -45,14 +58,14 @@ async def test_a_ticket_asks_one_question(world: World) -> None:
     report(await world.suspend())
     await ticket(world)
     await world.services.catalogue.trail.settle()
-    with statements() as asked:
+    with questions() as asked:
         assert await ticket(world) == "warm"
-    assert len(asked) == 1
+    assert asked == [AGENT]
     world.kill_engine(engine)
     world.start_engine()
-    with statements() as asked:
+    with questions() as asked:
         assert await ticket(world) == "load"
-    assert len(asked) == 1
+    assert asked == [AGENT]
 
 
 async def test_a_ticket_does_not_wait_for_the_trail(world: World, tmp_path: Path) -> None:

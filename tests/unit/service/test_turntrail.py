@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from sessiond.domain.errors import NotTextError
+from sessiond.domain.errors import NotTextError, RegistryUnavailableError
 from sessiond.domain.heads import LastTurn, pass_turn
-from sessiond.domain.ids import DEFAULT_TENANT
+from sessiond.domain.ids import DEFAULT_TENANT, SessionId
 from sessiond.domain.reasons import Cause, Reason
 from sessiond.domain.session import OperationStatus
+from sessiond.domain.timing import TurnTiming
+from sessiond.service import turntrail
 from sessiond.testing.world import AGENT, World, problem, report, text
 
 pytestmark = pytest.mark.anyio
@@ -48,13 +52,28 @@ async def test_a_sweep_and_a_suspend_tell_of_it_once(world: World) -> None:
     assert len(await turns(world)) == 1
 
 
+async def test_it_tells_what_the_turn_s_stages_took(world: World) -> None:
+    engine = world.start_engine()
+    engine.times.waiting_s = 0.75
+    await world.create()
+    await world.turn(AGENT, PROMPT)
+    await world.services.sweeper.sweep()
+    (told,) = await turns(world)
+    timing = TurnTiming.from_json(told["timing"])
+    assert (timing.waiting_s, timing.prefill_from_token, timing.prefill_to_token) == (0.75, 0, 100)
+    presence = (await world.show()).presence
+    assert presence is not None
+    assert presence.last_turn is not None
+    assert presence.last_turn.timing == timing
+
+
 async def test_another_daemon_does_not_tell_of_it_again(world: World) -> None:
     world.start_engine()
     await world.create()
     await world.turn(AGENT, PROMPT)
     view = await world.show()
     for _ in range(2):
-        fresh = type(world.services.catalogue.trail)(world.services.context)
+        fresh = turntrail.TurnTrail(world.services.context, world.services.planner)
         await fresh.note(view.session, view.presence)
     assert len(await turns(world)) == 1
 
@@ -66,7 +85,7 @@ async def test_what_several_daemons_see_is_counted_once(world: World) -> None:
     await see_an_image(world)
     view = await world.show()
     for _ in range(2):
-        fresh = type(world.services.catalogue.trail)(world.services.context)
+        fresh = turntrail.TurnTrail(world.services.context, world.services.planner)
         await fresh.note(view.session, view.presence)
     assert counted(world, "turn", "not_text") == 1
 
@@ -155,6 +174,47 @@ async def test_a_session_whose_newest_turn_has_images_is_not_suspended(world: Wo
 
     await world.turn(AGENT, text(140))
     assert (await world.suspend()).status is OperationStatus.SUCCEEDED
+
+
+async def test_what_could_not_be_written_is_written_when_it_is_seen_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = world.start_engine()
+    await world.create()
+    await world.turn(AGENT, PROMPT)
+    report(await world.suspend())
+    engine.evict()
+    await world.turn(AGENT, PROMPT)
+    view, trail = await world.show(), world.services.catalogue.trail
+    for error in (RegistryUnavailableError(), ValueError("a fault of ours")):
+        with monkeypatch.context() as broken:
+            broken.setattr(world.registry, "add_event_once", Mock(side_effect=error))
+            await trail.note(view.session, view.presence)
+        assert len(await turns(world)) == 1
+    await trail.note(view.session, view.presence)
+    told = (await turns(world))[1:]
+    assert [one["plan"] is not None for one in told] == [True]
+
+
+async def test_turns_that_nobody_waits_for_are_written_together(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turntrail, "_GATHER_S", 3600.0)
+    world.start_engine()
+    sessions = [SessionId(f"agent-{number}") for number in range(3)]
+    ways = Mock(wraps=world.services.context.blocking)
+    context = replace(world.services.context, blocking=ways)
+    trail = turntrail.TurnTrail(context, world.services.planner)
+    for session_id in sessions:
+        await world.create(session_id)
+        await world.turn(session_id, PROMPT)
+        view = await world.show(session_id)
+        trail.note_soon(view.session, view.presence)
+    await trail.settle((DEFAULT_TENANT, sessions[0]))
+    assert ways.call_count == 1
+    for session_id in sessions:
+        events = world.registry.list_events(DEFAULT_TENANT, session_id)
+        assert [event.kind for event in events] == ["created", "turn"]
 
 
 def counted(world: World, kind: str, reason: str) -> float:

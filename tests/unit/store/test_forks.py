@@ -15,6 +15,7 @@ from sessiond.domain.errors import (
 from sessiond.domain.fingerprint import Fingerprint
 from sessiond.domain.ids import SessionId
 from sessiond.domain.snapshot import Origin
+from sessiond.store.fences import Fence
 from sessiond.store.forks import fork_snapshot
 from sessiond.store.store import Store
 from sessiond.testing.files import FaultyOps, flip_byte
@@ -64,10 +65,10 @@ def test_nothing_collects_what_a_fork_is_about_to_share(
     source = write_snapshot(store, PLAN)
     commit = store.commit_manifest
 
-    def deleted_meanwhile(manifest: Manifest, *, fenced: bool = False) -> None:
+    def deleted_meanwhile(manifest: Manifest, *, fence: Fence) -> None:
         report = store.delete_session(TENANT, SESSION)
         assert (report.collected.segments_removed, report.collected.segments_busy) == (0, 1)
-        commit(manifest, fenced=fenced)
+        commit(manifest, fence=fence)
 
     monkeypatch.setattr(store, "commit_manifest", deleted_meanwhile)
     forked = fork_snapshot(store, source, FORK)

@@ -16,6 +16,7 @@ from sessiond.domain.heads import Branch, Head, LastTurn, TurnSplit
 from sessiond.domain.ids import EngineId, SegmentId, SessionId, TenantId
 from sessiond.domain.reasons import Cause, Reason
 from sessiond.domain.snapshot import ChunkRecord, Manifest, Origin
+from sessiond.domain.timing import TurnTiming
 from sessiond.domain.tokens import token_ids
 from sessiond.store import sealed
 from sessiond.store.engines import pack_engine, unpack_engine
@@ -79,6 +80,7 @@ def test_manifests_round_trip(manifest: Manifest) -> None:
 
 
 SPLITS = st.builds(TurnSplit, COUNTS, COUNTS, COUNTS, COUNTS)
+TIMINGS = st.builds(TurnTiming, load_s=TIMES, read_bytes=COUNTS, prefill_to_token=COUNTS)
 LAST_TURNS = st.builds(
     LastTurn,
     ended_unix_s=TIMES,
@@ -90,6 +92,7 @@ LAST_TURNS = st.builds(
         st.builds(Cause, st.sampled_from(Reason), NAMES, NAMES, st.lists(COUNTS)), max_size=2
     ).map(tuple),
     turn_id=NAMES,
+    timing=st.none() | TIMINGS,
 )
 HEADS = st.builds(
     Head,
@@ -108,6 +111,7 @@ HEADS = st.builds(
             updated_unix_s=TIMES,
             split=SPLITS,
             adapter_name=NAMES,
+            began_unix_s=TIMES,
         ),
         max_size=4,
     ).map(tuple),
@@ -126,19 +130,20 @@ def test_a_head_of_an_earlier_version_is_read() -> None:
     packed = pack_head(Head("t", "s", "e", 1, 0, 1.0, (branch,), unkept="not_text"), KEYS)
     written = sealed.read_unsealed(packed)
     values: dict[str, Any] = dict(written.values)
-    del values["last_turn"], values["unkept"], values["branches"][0]["adapter_name"]
+    del values["last_turn"], values["unkept"]
+    del values["branches"][0]["adapter_name"], values["branches"][0]["began_unix_s"]
     old = sealed.pack(sealed.Sealed(sealed.Kind.HEAD, values, written.sections), KEYS)
     read = unpack_head(old, KEYS)
     assert (read.branches, read.last_turn, read.unkept) == ((branch,), None, "")
 
 
-def test_a_turn_of_an_earlier_version_has_no_id() -> None:
-    turn = LastTurn(1.0, TurnSplit(1), turn_id="op-1")
+def test_a_turn_of_an_earlier_version_has_no_id_and_no_timing() -> None:
+    turn = LastTurn(1.0, TurnSplit(1), turn_id="op-1", timing=TurnTiming(ready_s=1.0))
     written = sealed.read_unsealed(pack_head(Head("t", "s", "e", 1, 0, 1.0, (), turn), KEYS))
     values: dict[str, Any] = dict(written.values)
-    del values["last_turn"]["turn_id"]
+    del values["last_turn"]["turn_id"], values["last_turn"]["timing"]
     old = sealed.pack(sealed.Sealed(sealed.Kind.HEAD, values, written.sections), KEYS)
-    assert unpack_head(old, KEYS).last_turn == replace(turn, turn_id="")
+    assert unpack_head(old, KEYS).last_turn == replace(turn, turn_id="", timing=None)
 
 
 SESSIONS = st.builds(
@@ -324,6 +329,9 @@ TURN = LastTurn(1.0, TurnSplit(1)).as_json()
         {"last_turn": {**TURN, "diverged_at_token": "7"}},
         {"last_turn": {**TURN, "causes": [1]}},
         {"last_turn": {**TURN, "split": {}}},
+        {"last_turn": {**TURN, "timing": []}},
+        {"last_turn": {**TURN, "timing": {}}},
+        {"last_turn": {**TURN, "timing": {**TurnTiming().as_json(), "load_s": -1}}},
     ],
 )
 def test_sealed_nonsense_in_a_head_is_refused(values: dict[str, object]) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sessiond.domain.errors import StoreError, StoreFullError
+from sessiond.domain.errors import SessionExistsError, StoreError, StoreFullError
 from sessiond.domain.ids import SessionId, TenantId
 from sessiond.store.codecs import Codec
 from sessiond.store.fileio import Space
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from sessiond.domain.keys import KeyRing
     from sessiond.domain.retention import SessionKey
     from sessiond.store.collector import CollectReport
+    from sessiond.store.upkeep import Released
 
 KEY = (TENANT, SESSION)
 OTHER_SESSION = SessionId("s-2")
@@ -54,6 +55,10 @@ def settle(path: Path) -> None:
     for folder in (path, *filter(Path.is_dir, path.rglob("*"))):
         info = folder.stat()
         os.utime(folder, ns=(info.st_atime_ns, info.st_mtime_ns - 60 * 10**9))
+
+
+def release(store: Store, key: SessionKey) -> Released:
+    return store.upkeep.release(*key, store.upkeep.session(*key).manifests)
 
 
 def exclusive(usage: Usage) -> Mapping[SessionKey, int]:
@@ -90,7 +95,7 @@ def test_a_second_look_sees_what_a_first_one_would(
         session = SessionId(f"s-{which}")
         generations = store.generations(TENANT, session)
         if removes and generations:
-            store.upkeep.release(TENANT, session, generations)
+            release(store, (TENANT, session))
             store.upkeep.collect_changed()
         else:
             plan = SnapshotPlan(generation=number, session=session, chunks=1, seed=number)
@@ -112,7 +117,7 @@ def test_exclusive_bytes_are_what_a_removal_frees(store: Store) -> None:
     write_snapshot(store, SnapshotPlan(session=OTHER_SESSION, chunks=6, generation=2, seed=8))
     for key in (KEY, (TENANT, OTHER_SESSION)):
         before = store.upkeep.usage()
-        released = store.upkeep.release(*key, store.generations(*key))
+        released = release(store, key)
         store.upkeep.collect(released.segments)
         after = store.upkeep.usage()
         freed_bytes = before.total_bytes - after.total_bytes
@@ -207,7 +212,7 @@ def test_only_what_has_died_is_looked_at(store: Store, monkeypatch: pytest.Monke
         write_snapshot(store, SnapshotPlan(session=SessionId(f"s-{number}"), chunks=1))
     store.upkeep.usage()
     assert store.upkeep.collect_changed().segments_removed == 0
-    released = store.upkeep.release(TENANT, SessionId("s-1"), [1])
+    released = release(store, (TENANT, SessionId("s-1")))
     assert (released.generations, len(released.segments)) == ((1,), 1)
     store.upkeep.usage()
     looked_at: list[SegmentId] = []
@@ -222,6 +227,43 @@ def test_only_what_has_died_is_looked_at(store: Store, monkeypatch: pytest.Monke
     assert set(looked_at) == released.segments
 
 
+def test_what_has_come_in_its_place_is_not_what_was_to_go(store: Store) -> None:
+    write_snapshot(store, SnapshotPlan(chunks=1))
+    seen = store.upkeep.session(*KEY).manifests
+    store.delete_snapshot(TENANT, SESSION, 1)
+    write_snapshot(store, SnapshotPlan(chunks=1, seed=5))
+    assert store.upkeep.release(*KEY, seen).generations == ()
+    assert store.generations(*KEY) == [1]
+
+
+def test_a_link_to_a_manifest_makes_no_other_one_of_it(store: Store, tmp_path: Path) -> None:
+    write_snapshot(store, SnapshotPlan(chunks=1))
+    seen = store.upkeep.session(*KEY).manifests
+    (path,) = store.root.glob("**/*.manifest")
+    os.link(path, tmp_path / "backup")
+    assert store.upkeep.release(*KEY, seen).generations == (1,)
+
+
+def test_an_unknown_session_gets_no_folder(store: Store) -> None:
+    write_snapshot(store, SnapshotPlan(chunks=1))
+    seen = store.upkeep.session(*KEY).manifests
+    names = sorted(store.root.rglob("*"))
+    assert store.upkeep.release(TENANT, OTHER_SESSION, seen).generations == ()
+    assert sorted(store.root.rglob("*")) == names
+
+
+def test_a_fence_keeps_snapshots(store: Store) -> None:
+    write_snapshot(store, SnapshotPlan(chunks=1))
+    seen = store.upkeep.session(*KEY).manifests
+
+    def fence() -> None:
+        raise SessionExistsError
+
+    with pytest.raises(SessionExistsError):
+        store.upkeep.release(*KEY, seen, fence)
+    assert store.generations(*KEY) == [1]
+
+
 def test_a_reader_keeps_what_is_removed_until_it_is_done(store: Store) -> None:
     plan = SnapshotPlan()
     manifest = write_snapshot(store, plan)
@@ -229,7 +271,7 @@ def test_a_reader_keeps_what_is_removed_until_it_is_done(store: Store) -> None:
     store.upkeep.usage()
     reader = store.open_segment(segment_id)
     assert store.upkeep.is_locked([segment_id])
-    store.upkeep.release(TENANT, SESSION, [1])
+    release(store, KEY)
     store.upkeep.usage()
     assert store.upkeep.collect_changed().segments_busy == 1
     assert load_snapshot(store, manifest) == expected_bytes(plan)

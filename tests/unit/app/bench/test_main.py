@@ -14,6 +14,7 @@ def test_it_shows_its_benchmarks(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert "store" in shown
     assert "interference" in shown
+    assert "resume" in shown
 
 
 def test_options_that_cannot_be_used_are_exit_status_2(

@@ -88,8 +88,9 @@ def check_first(rig: MoverRig) -> None:
 
 
 def evict(rig: MoverRig, session: str) -> None:
-    released = rig.store.upkeep.release(TENANT, SessionId(session), [1])
-    assert rig.store.upkeep.collect(released.segments).segments_removed == 1
+    upkeep, key = rig.store.upkeep, (TENANT, SessionId(session))
+    released = upkeep.release(*key, upkeep.session(*key).manifests)
+    assert upkeep.collect(released.segments).segments_removed == 1
 
 
 def suspend_through_the_service(folder: Path) -> None:

@@ -12,6 +12,7 @@ from sessiond.connector.mover.heads import head_of, message_of
 from sessiond.connector.mover.protocol import WriteHead, receive, send
 from sessiond.domain.heads import Branch, Head, LastTurn, TurnSplit
 from sessiond.domain.reasons import Cause, Reason
+from sessiond.domain.timing import TurnTiming
 from sessiond.domain.tokens import token_ids
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=9)
@@ -28,6 +29,7 @@ TURNS = st.builds(
     st.none() | COUNTS,
     st.lists(CAUSES, max_size=2).map(tuple),
     TEXTS,
+    st.none() | st.builds(TurnTiming, TIMES, read_bytes=COUNTS, prefill_to_token=COUNTS),
 )
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=9).map(token_ids)
 BRANCHES = st.builds(Branch, TOKENS, TEXTS, TEXTS, TIMES, SPLITS, TEXTS)

@@ -67,6 +67,16 @@ def test_kv_comes_back_into_other_slots(rig: MoverRig, session: str) -> None:
     assert [rig.slot(slot) for _, slot in OTHER_SLOTS] == [bf16_bytes(seed) for seed in range(3)]
 
 
+def test_the_answer_to_a_load_tells_what_its_stages_took(rig: MoverRig, session: str) -> None:
+    snapshot = rig.suspend(session, HEAD).snapshot
+    assert snapshot is not None
+    done = rig.load(rig.open_load(session, HEAD).plan_id, OTHER_SLOTS)
+    assert done.read_bytes == snapshot["stored_bytes"]
+    assert min(done.read_s, done.decode_s) > 0
+    threads = rig.hello.read_threads
+    assert done.read_s + done.decode_s < threads * done.seconds + 0.001  # two clocks
+
+
 def test_the_answer_to_a_suspend_describes_the_snapshot(rig: MoverRig, session: str) -> None:
     told = rig.suspend(session, HEAD).snapshot
     assert told is not None
@@ -123,6 +133,7 @@ def test_a_head_is_written(rig: MoverRig, session: str) -> None:
         "tokens": len(HEAD),
         "adapter_digest": "ad",
         "adapter_name": "poet",
+        "began_unix_s": 1.0,
         "cache_salt_hash": "5a",
         "updated_unix_s": 4.0,
         "split": {"prompt_tokens": 1, "vram_tokens": 2, "ram_tokens": 3, "disk_tokens": 4},

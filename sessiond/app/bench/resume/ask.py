@@ -1,0 +1,106 @@
+"""One request for one token, with little work of the client's own in what is timed."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
+from typing import Any
+
+from sessiond.app.bench.resume.sessions import Context
+from sessiond.domain.tickets import ANSWER_PARAM
+from sessiond.testing.stack import SERVED_NAME
+
+_TIMEOUT_S = 300.0
+_TOP = 5
+#: Two requests that are computed together differ from one alone in the last bits.
+_TOLERANCE_NATS = 0.1
+
+
+class WrongTokenError(RuntimeError):
+    """A restored context gave another first token than the same one in VRAM."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The first token of a turn."""
+
+    seconds: float
+    ended_s: float  #: of ``time.perf_counter``
+    token: int
+    logprobs: Mapping[str, float]  #: of the most likely ones
+    cached_tokens: int  #: as vLLM reports it
+    split: Mapping[str, Any]  #: by sessiond's connector: which tokens came from where
+
+
+def ask(port: int, context: Context, **fields: object) -> Answer:
+    """Send the context's prompt and wait for one token.
+
+    :raises RuntimeError: the engine refuses it, or does not answer.
+    """
+    body = {
+        "model": SERVED_NAME,
+        "prompt": context.prompt,
+        "max_tokens": 1,
+        "temperature": 0,
+        "ignore_eos": True,
+        "logprobs": _TOP,
+        "return_token_ids": True,
+        **fields,
+    }
+    data = json.dumps(body).encode()
+    connection = HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT_S)
+    try:
+        connection.connect()
+        began_s = time.perf_counter()
+        connection.request("POST", "/v1/completions", data, {"content-type": "application/json"})
+        answer = connection.getresponse()
+        text = answer.read()
+        ended_s = time.perf_counter()
+    except (OSError, HTTPException) as error:
+        raise RuntimeError(f"The engine does not answer: {error!r}") from error
+    finally:
+        connection.close()
+    if answer.status != 200:
+        raise RuntimeError(f"The engine answers {answer.status}: {text[:1000]!r}")
+    return _read(json.loads(text), ended_s - began_s, ended_s)
+
+
+def _read(value: Mapping[str, Any], seconds: float, ended_s: float) -> Answer:
+    choice = value["choices"][0]
+    told = (value.get("kv_transfer_params") or {}).get(ANSWER_PARAM) or {}
+    details = value["usage"].get("prompt_tokens_details") or {}
+    return Answer(
+        seconds,
+        ended_s,
+        int(choice["token_ids"][0]),
+        choice["logprobs"]["top_logprobs"][0],
+        int(details.get("cached_tokens") or 0),
+        told.get("split") or {},
+    )
+
+
+def require_same(who: str, context: Context, found: Answer, reference: Answer) -> None:
+    """Require exactly the token and log-probabilities that the same context in VRAM gave.
+
+    :raises WrongTokenError: they differ.
+    """
+    if found.token != reference.token or found.logprobs != reference.logprobs:
+        raise WrongTokenError(
+            f"{who}, {context.name}: first token {found.token} with {dict(found.logprobs)}, "
+            f"in VRAM {reference.token} with {dict(reference.logprobs)}."
+        )
+
+
+def require_close(who: str, context: Context, found: Answer, reference: Answer) -> None:
+    """Require the same log-probabilities within a tolerance: others were computed beside it.
+
+    :raises WrongTokenError: they differ by more.
+    """
+    for word in found.logprobs.keys() & reference.logprobs.keys():
+        if abs(found.logprobs[word] - reference.logprobs[word]) > _TOLERANCE_NATS:
+            require_same(who, context, found, reference)
+    if not found.logprobs.keys() & reference.logprobs.keys():
+        require_same(who, context, found, reference)

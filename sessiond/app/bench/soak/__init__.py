@@ -1,0 +1,1 @@
+"""``sessiond bench soak``: many agents for a long time, faults included, every token checked."""

@@ -1,0 +1,1 @@
+"""``sessiond doctor``: what limits restores on this machine, and what is wrong with it."""

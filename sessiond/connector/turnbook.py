@@ -1,0 +1,109 @@
+"""Turns as their sessions' heads tell of them, and what a request's end leaves there."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import asdict
+from typing import Any
+
+from sessiond.connector.headbook import HeadBook, SessionKey
+from sessiond.connector.mover.heads import message_of
+from sessiond.connector.moverwatch import MoverWatch
+from sessiond.connector.requests import FinishedRequest, TicketedRequest
+from sessiond.connector.settlements import answer
+from sessiond.connector.turns import (
+    continues_snapshot,
+    is_side_call,
+    last_turn,
+    meet_head,
+    turn_facts,
+    unkept_turn,
+)
+from sessiond.domain.heads import Branch, Head
+from sessiond.domain.reasons import Cause
+from sessiond.domain.tickets import TicketOp
+from sessiond.domain.tokens import TokenIds
+
+
+class TurnBook:
+    """Keeps the heads up to date, and has the mover write each change down."""
+
+    def __init__(self, engine_id: str, heads: HeadBook, mover: MoverWatch) -> None:
+        self._engine_id = engine_id
+        self._heads = heads
+        self._mover = mover
+        self._head_ids = itertools.count(1)
+
+    def head(self, key: SessionKey) -> Head | None:
+        """Return the session's head, if it is known."""
+        return self._heads.get(key)
+
+    def begin(self, request: TicketedRequest, prompt: TokenIds[int]) -> None:
+        """A turn has arrived."""
+        head = self._heads.get(request.session_key)
+        request.known = meet_head(head, prompt, request.ticket.adapter_digest)
+        self._publish(self._heads.begin_turn(request.session_key, time.time()))
+
+    def pass_over(self, request: TicketedRequest, cause: Cause, prompt: TokenIds[int]) -> None:
+        """A turn is served and not kept: if it is one of the conversation, it must be known."""
+        head = self._heads.get(request.session_key)
+        if not is_side_call(head, request, prompt):
+            turn = unkept_turn(cause, request.ticket.operation_id, time.time())
+            self._publish(self._heads.pass_turn(request.session_key, turn))
+
+    def end(self, request: TicketedRequest, finished: FinishedRequest) -> dict[str, Any]:
+        """A turn has ended, or a resume: note what it left, and return its answer."""
+        branch, timing = _branch(request, finished), request.watch.timing(request.split)
+        facts = {
+            "split": asdict(request.split),
+            "generation": request.ticket.generation,
+            "preemptions": finished.preemptions,
+            "timing": timing.as_json(),
+        }
+        if request.ticket.op is TicketOp.TURN:
+            turn = last_turn(request, timing, time.time())
+            known = continues_snapshot(request)
+            key, now = request.session_key, time.time()
+            self._publish(self._heads.end_turn(key, branch, now, turn, is_known=known))
+            facts.update(turn_facts(turn))
+            return answer(self._engine_id, request.ticket.op, facts, turn.causes)
+        if branch is not None:
+            self._publish(self._heads.add_branch(request.session_key, branch, time.time()))
+        return answer(self._engine_id, request.ticket.op, facts, request.causes)
+
+    def lose(self, request: TicketedRequest) -> None:
+        """A turn is over, and nobody told how it ended."""
+        self._publish(self._heads.end_turn(request.session_key, None, time.time()))
+
+    def forget_kv(self) -> None:
+        """The KV of all heads is gone, or nobody may use it."""
+        for head in self._heads.forget_all(time.time()):
+            self._publish(head)
+
+    def tell_again(self) -> None:
+        """Have all heads written anew: nobody knows which of them are."""
+        for head in self._heads.all():
+            self._publish(head)
+
+    def _publish(self, head: Head) -> None:
+        self._mover.ask(message_of(head, next(self._head_ids)))
+
+
+def _branch(request: TicketedRequest, finished: FinishedRequest) -> Branch | None:
+    """Return what a request left: only tokens whose KV was computed, and one more."""
+    tokens = finished.tokens
+    if request.ticket.op is not TicketOp.TURN:
+        tokens = tokens[: request.prompt_tokens]  # what it sampled is no part of the session
+    if finished.aborted:
+        tokens = tokens[: finished.computed_tokens + 1]
+    if len(tokens) < 2 or finished.computed_tokens == 0:
+        return None
+    return Branch(
+        tokens=tokens,
+        adapter_digest=request.ticket.adapter_digest,
+        cache_salt_hash=request.ticket.salt_hash,
+        updated_unix_s=time.time(),
+        split=request.split,
+        adapter_name=request.adapter_name,
+    )

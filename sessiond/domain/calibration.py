@@ -1,0 +1,137 @@
+"""All that was measured of one kind of engine, in bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
+
+from sessiond.domain.canonical import JsonValue
+from sessiond.domain.curves import (
+    ASSUMED_LOADS,
+    ASSUMED_PREFILL,
+    LoadCurve,
+    PrefillCurve,
+    fit_load,
+    fit_prefill,
+)
+from sessiond.domain.errors import InvalidInputError
+from sessiond.domain.samples import (
+    MOST_SAMPLES,
+    LoadSample,
+    PrefillSample,
+    Tier,
+    keep,
+    read_load,
+    read_prefill,
+)
+
+_VERSION: Final = 1
+#: Of a file's list, no more is looked at: we never wrote that many.
+_MOST_READ: Final = 16 * MOST_SAMPLES
+
+
+@dataclass(frozen=True)
+class Curves:
+    """What a plan reckons with."""
+
+    loads: Mapping[Tier, LoadCurve]  #: of every tier
+    prefill: PrefillCurve
+
+    def as_json(self) -> dict[str, JsonValue]:
+        """Return the form that people and tools read."""
+        return {
+            "loads": [self.loads[tier].as_json() for tier in Tier if tier in self.loads],
+            "prefill": self.prefill.as_json(),
+        }
+
+
+#: What is reckoned with before anything was measured.
+ASSUMED: Final = Curves(ASSUMED_LOADS, ASSUMED_PREFILL)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The samples of one kind of engine, at most 64 of each curve, the oldest first."""
+
+    loads: tuple[LoadSample, ...] = ()
+    prefills: tuple[PrefillSample, ...] = ()
+
+    def with_load(self, sample: LoadSample) -> Calibration:
+        """Return it with one more load; one that is not sound is left out."""
+        if not sample.is_sound:
+            return self
+        others = tuple(one for one in self.loads if one.tier is not sample.tier)
+        same = (one for one in self.loads if one.tier is sample.tier)
+        return replace(self, loads=(*others, *keep([*same, sample])))
+
+    def with_prefill(self, sample: PrefillSample) -> Calibration:
+        """Return it with one more prefill; one that is not sound is left out."""
+        if not sample.is_sound:
+            return self
+        return replace(self, prefills=keep([*self.prefills, sample]))
+
+    def without_loads(self, tier: Tier, before_unix_s: float) -> Calibration:
+        """Return it without a tier's loads before a moment: since then, they are of no account.
+
+        Such as when a disk that was slow has recovered: many slow loads would outvote the few
+        fast ones for long.
+        """
+        kept = (one for one in self.loads if one.tier is not tier or one.at_unix_s >= before_unix_s)
+        return replace(self, loads=tuple(kept))
+
+    def curves(self, now_unix_s: float, assumed: Curves = ASSUMED) -> Curves:
+        """Return the curves of now: tens of milliseconds of work, so not for each plan.
+
+        :param assumed: what counts where nothing was measured
+        """
+        loads = {
+            tier: fit_load([one for one in self.loads if one.tier is tier], now_unix_s, curve)
+            for tier, curve in assumed.loads.items()
+        }
+        return Curves(loads, fit_prefill(self.prefills, now_unix_s, assumed.prefill))
+
+    def as_json(self) -> dict[str, JsonValue]:
+        """Return the form used in files."""
+        return {
+            "version": _VERSION,
+            "loads": [one.as_json() for one in self.loads],
+            "prefills": [one.as_json() for one in self.prefills],
+        }
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a file of samples held."""
+
+    calibration: Calibration
+    dropped: int  #: entries that are no sample
+
+
+def read_calibration(value: JsonValue) -> Reading:
+    """Read what :meth:`Calibration.as_json` wrote, without the entries that are no samples.
+
+    :raises InvalidInputError: it is no calibration, or one of another version.
+    """
+    if not isinstance(value, Mapping) or value.get("version") != _VERSION:
+        raise InvalidInputError(f"This is no calibration of version {_VERSION}.")
+    load_values, prefill_values = (_list(value, name) for name in ("loads", "prefills"))
+    loads, prefills = _sound(load_values, read_load), _sound(prefill_values, read_prefill)
+    kept = [one for tier in Tier for one in keep(one for one in loads if one.tier is tier)]
+    read = len(loads) + len(prefills)
+    dropped = len(load_values) + len(prefill_values) - read
+    return Reading(Calibration(tuple(kept), keep(prefills)), dropped)
+
+
+R = TypeVar("R")
+
+
+def _list(value: Mapping[str, JsonValue], name: str) -> Sequence[JsonValue]:
+    found = value.get(name)
+    if not isinstance(found, list | tuple):
+        raise InvalidInputError(f"A calibration's {name!r} is no list.")
+    return found
+
+
+def _sound(values: Sequence[JsonValue], read: Callable[[JsonValue], R | None]) -> list[R]:
+    return [one for one in map(read, values[-_MOST_READ:]) if one is not None]

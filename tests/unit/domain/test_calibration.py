@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sessiond.domain.calibration import ASSUMED, Calibration, read_calibration
+from sessiond.domain.canonical import JsonValue, canonical_json
+from sessiond.domain.errors import InvalidInputError
+from sessiond.domain.samples import MOST_SAMPLES, LoadSample, PrefillSample, Tier
+
+LOAD = LoadSample(5.0, Tier.NVME, 1 << 20, 256, 0.01)
+PREFILL = PrefillSample(5.0, 0, 256, 0.2)
+
+
+def filled() -> Calibration:
+    calibration = Calibration()
+    for at in range(3 * MOST_SAMPLES):
+        now = 10.0 + at
+        for tier in (Tier.RAM, Tier.NVME):
+            calibration = calibration.with_load(replace(LOAD, at_unix_s=now, tier=tier))
+        calibration = calibration.with_prefill(replace(PREFILL, at_unix_s=now))
+    return calibration
+
+
+def test_memory_is_bounded_for_each_curve() -> None:
+    calibration = filled()
+    assert len(calibration.loads) == 2 * MOST_SAMPLES
+    assert len(calibration.prefills) == MOST_SAMPLES
+    assert calibration.prefills[-1].at_unix_s == 10.0 + 3 * MOST_SAMPLES - 1
+
+
+def test_json_round_trip() -> None:
+    calibration = filled()
+    reading = read_calibration(json.loads(canonical_json(calibration.as_json())))
+    assert reading.dropped == 0
+    assert set(reading.calibration.loads) == set(calibration.loads)
+    assert reading.calibration.prefills == calibration.prefills
+    again = read_calibration(json.loads(canonical_json(reading.calibration.as_json())))
+    assert again == reading
+
+
+def test_what_is_no_sample_is_dropped_and_counted() -> None:
+    value = Calibration((LOAD,), (PREFILL,)).as_json()
+    value["loads"] = [*value["loads"], {}, 5, {**LOAD.as_json(), "seconds": -1}]  # type: ignore[misc]
+    value["prefills"] = [None, *value["prefills"]]  # type: ignore[misc]
+    reading = read_calibration(value)
+    assert reading.calibration == Calibration((LOAD,), (PREFILL,))
+    assert reading.dropped == 4
+
+
+def test_a_file_that_is_too_long_is_cut() -> None:
+    value: dict[str, Any] = {"version": 1, "loads": [LOAD.as_json()] * 5000, "prefills": []}
+    reading = read_calibration(value)
+    assert len(reading.calibration.loads) == MOST_SAMPLES
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        [],
+        "x",
+        {},
+        {"version": 2, "loads": [], "prefills": []},
+        {"version": 1, "loads": []},
+        {"version": 1, "loads": {}, "prefills": []},
+        {"version": 1, "loads": [], "prefills": "none"},
+    ],
+)
+def test_what_is_no_calibration_is_refused(value: JsonValue) -> None:
+    with pytest.raises(InvalidInputError):
+        read_calibration(value)
+
+
+def test_an_unsound_sample_is_left_out() -> None:
+    calibration = Calibration().with_load(replace(LOAD, seconds=0.0))
+    assert calibration.with_prefill(replace(PREFILL, to_token=0)) == Calibration()
+
+
+def test_curves_come_from_the_samples_of_each_tier() -> None:
+    calibration = Calibration().with_load(LOAD).with_prefill(PREFILL)
+    curves = calibration.curves(5.0)
+    assert {tier: curve.trust.samples for tier, curve in curves.loads.items()} == {
+        Tier.VRAM: 0,
+        Tier.RAM: 0,
+        Tier.NVME: 1,
+        Tier.ARCHIVE: 0,
+    }
+    assert curves.prefill.trust.samples == 1
+    assert Calibration().curves(5.0) == ASSUMED
+    shown = json.loads(canonical_json(curves.as_json()))
+    assert [curve["tier"] for curve in shown["loads"]] == ["vram", "ram", "nvme", "archive"]
+
+
+def test_what_a_probe_assumes_counts_until_something_is_measured() -> None:
+    fast = replace(ASSUMED.loads[Tier.NVME], bytes_per_s=7e9)
+    assumed = replace(ASSUMED, loads={**ASSUMED.loads, Tier.NVME: fast})
+    assert Calibration().curves(5.0, assumed).loads[Tier.NVME] == fast
+    curves = Calibration().with_load(LOAD).curves(5.0, assumed)
+    assert curves.loads[Tier.NVME].trust.samples == 1
+
+
+def test_a_recovered_tier_begins_anew() -> None:
+    slow = [replace(LOAD, at_unix_s=float(at), seconds=5.0) for at in range(20)]
+    other = replace(LOAD, tier=Tier.RAM)
+    calibration = Calibration((other, *slow)).with_load(replace(LOAD, at_unix_s=30.0))
+    outvoted = calibration.curves(30.0).loads[Tier.NVME].estimate(1 << 20).likely_s
+    assert outvoted > 1.0
+    anew = calibration.without_loads(Tier.NVME, 30.0)
+    assert anew.loads == (other, replace(LOAD, at_unix_s=30.0))
+    assert anew.curves(30.0).loads[Tier.NVME].estimate(1 << 20).likely_s < 0.02

@@ -1,0 +1,92 @@
+"""Who joins a suspend that runs already: only who wants the same of it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sessiond.domain.errors import OperationInProgressError
+from sessiond.domain.ids import DEFAULT_TENANT
+from sessiond.domain.session import OnEvicted, OperationKind, OperationStatus
+from sessiond.testing.values import an_operation
+from sessiond.testing.world import AGENT, PATIENT, World, open_world, problem, report, text
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from sessiond.service.catalogue import Changes
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    """A session of six chunks, of which three are gone."""
+    async with open_world(tmp_path, limits=PATIENT) as world:
+        engine = world.start_engine()
+        await world.create()
+        await world.turn(AGENT, text(100))
+        engine.evict(keep_tokens=50)
+        yield world
+
+
+def closed_gate(world: World) -> asyncio.Event:
+    """Hold suspends in the engine until it is set."""
+    (engine,) = world.started
+    gate = engine.faults.gates["suspend"] = asyncio.Event()
+    return gate
+
+
+async def change(world: World, changes: Changes) -> None:
+    await world.services.catalogue.change(DEFAULT_TENANT, AGENT, changes)
+
+
+async def test_only_a_call_with_the_same_choice_joins(world: World) -> None:
+    gate, suspend = closed_gate(world), world.services.lifecycle.suspend
+    await change(world, {"on_evicted": OnEvicted.SKIP})
+    first = await suspend(DEFAULT_TENANT, AGENT)  # as the session says
+    same = await suspend(DEFAULT_TENANT, AGENT, on_evicted=OnEvicted.SKIP)
+    assert same.operation_id == first.operation_id
+    for key in ("", "key"):
+        with pytest.raises(OperationInProgressError, match="skip"):
+            await suspend(DEFAULT_TENANT, AGENT, key, OnEvicted.RECOMPUTE)
+    await change(world, {"on_evicted": None})
+    with pytest.raises(OperationInProgressError, match="skip"):
+        await suspend(DEFAULT_TENANT, AGENT)  # the session does not say so any more
+    gate.set()
+    assert problem(await world.ended(first)) == "suspend_skipped"
+    again = await suspend(DEFAULT_TENANT, AGENT, "key", OnEvicted.RECOMPUTE)
+    assert report(await world.ended(again))["recomputed_tokens"] == 48
+
+
+async def test_one_of_another_daemon_is_joined_by_its_choice_too(world: World) -> None:
+    session, now = (await world.show()).session, world.services.context.now()
+    until = now + PATIENT.lease_s
+    theirs = an_operation(session, created_unix_s=now, lease_until_unix_s=until)
+    theirs = replace(theirs, kind=OperationKind.SUSPEND, on_evicted=OnEvicted.RECOMPUTE)
+    world.registry.begin_operation(theirs)
+    suspend = world.services.lifecycle.suspend
+    joined = await suspend(DEFAULT_TENANT, AGENT, on_evicted=OnEvicted.RECOMPUTE)
+    assert joined == theirs
+    with pytest.raises(OperationInProgressError, match="recompute"):
+        await suspend(DEFAULT_TENANT, AGENT)
+    ended = OperationStatus.SUCCEEDED
+    world.registry.finish_operation(theirs.operation_id, theirs.owner, ended, {}, now)
+
+
+async def test_a_sweep_comes_back_after_a_suspend_with_another_choice(world: World) -> None:
+    """It must not take that one's "nothing was stored" for its own."""
+    gate, sweeper = closed_gate(world), world.services.sweeper
+    await change(world, {"idle_timeout_s": 5.0})
+    suspend = world.services.lifecycle.suspend
+    first = await suspend(DEFAULT_TENANT, AGENT, on_evicted=OnEvicted.SKIP)
+    world.pass_time(10)
+    swept = await sweeper.sweep()
+    assert (swept.due, swept.suspended, swept.failed) == (1, 0, 0)
+    gate.set()
+    assert problem(await world.ended(first)) == "suspend_skipped"
+    assert (await sweeper.sweep()).suspended == 1
