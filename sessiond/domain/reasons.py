@@ -59,6 +59,7 @@ class Reason(StrEnum):
     NOT_TEXT = "not_text"
     ADAPTER_UNPROVEN = "adapter_unproven"
     # The engine and its surroundings.
+    SIDE_CALL = "side_call"
     KV_EVICTED = "kv_evicted"
     RAM_TIER_TOO_SMALL = "ram_tier_too_small"
     RAM_TIER_BUSY = "ram_tier_busy"
@@ -273,6 +274,10 @@ EXPLANATIONS: Mapping[Reason, Explanation] = {
     Reason.KV_EVICTED: Explanation(
         "Part of the KV was evicted from VRAM and RAM before it was needed.",
         "Suspend earlier, or give the engine more KV space or a larger RAM tier.",
+    ),
+    Reason.SIDE_CALL: Explanation(
+        "The newest turn began another line than the conversation that is stored.",
+        "If it is the conversation from now on, its second turn makes it the one that is stored.",
     ),
     Reason.RAM_TIER_TOO_SMALL: Explanation(
         "The RAM tier holds fewer chunks than the context has.",

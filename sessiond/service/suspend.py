@@ -94,7 +94,8 @@ class Suspender:
         if located is None or covered is None:
             return await self._without_head(Plan(session, newest, None, on_evicted=policy))
         if covered.is_side_call:
-            return Plan(session, newest, None, on_evicted=policy)
+            aside = (Cause(Reason.SIDE_CALL),)
+            return Plan(session, newest, None, on_evicted=policy, causes=aside)
         if covered.tokens == 0:
             raise NothingToSuspendError
         off = located.engine.tier_cause
@@ -113,7 +114,7 @@ class Suspender:
         """
         started_s = monotonic()
         if plan.source is None or plan.kept_tokens >= plan.source.tokens:
-            return report_newest(plan, ())
+            return report_newest(plan, plan.causes)
         progress = begin(plan.source, plan.kept_tokens, plan.on_evicted)
         source = plan.source
         while not progress.done:

@@ -90,10 +90,10 @@ def known(
     for tenant in (DEFAULT_TENANT, OTHER):
         for session in registry.list_sessions(tenant).sessions:
             snapshots = registry.list_snapshots(tenant, session.session_id)
-            # What only a registry knows: how long things took, and how a resume ended.
+            # What only a registry knows: how long things took, and whose return is waited for.
             timeless = [replace(one, seconds=0.0) for one in snapshots]
             newest = timeless[-1] if timeless else None
-            plain = replace(session, snapshot=newest, updated_unix_s=0.0)
+            plain = replace(session, snapshot=newest, updated_unix_s=0.0, away_unix_s=None)
             found[tenant, session.session_id] = (plain, timeless)
     return found
 

@@ -326,7 +326,9 @@ async def test_nor_does_a_sub_agent_that_a_new_engine_meets_first(
         assert (await world.show()).state is SessionState.SUSPENDED
     world.pass_time(1000.0)
     assert (await world.services.sweeper.sweep()).due == 0
-    assert report(await world.suspend())["snapshot"]["generation"] == 1
+    told = report(await world.suspend())
+    assert told["snapshot"]["generation"] == 1
+    assert [cause["reason"] for cause in told["causes"]] == ["side_call"]
     await world.turn(AGENT, text(130))  # it goes on from its snapshot
     assert (await world.show()).state is SessionState.ACTIVE
     assert report(await world.suspend())["snapshot"]["tokens_restorable"] == 128
