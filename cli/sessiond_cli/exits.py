@@ -98,7 +98,7 @@ STATUS: Final[Mapping[str, ExitStatus]] = {
     "snapshot_corrupt": ExitStatus.STORE,
     "store_key": ExitStatus.STORE,
     "store_full": ExitStatus.STORE,
-    "store_late": ExitStatus.STORE,
+    "store_late": ExitStatus.UNAVAILABLE,
     "quota_exceeded": ExitStatus.STORE,
     USAGE_CODE: ExitStatus.USAGE,
     INTERRUPTED_CODE: ExitStatus.INTERRUPTED,

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from sessiond.api.app import Policy, create_app
 from sessiond.api.gateway import GatewayPolicy
 from sessiond.api.metrics import Metrics
-from sessiond.app.filesystems import file_system_of, is_remote
 from sessiond.domain.ids import new_hex_id
 from sessiond.domain.keys import KeyRing
 from sessiond.engine.client import EngineClient, open_http
@@ -107,8 +106,7 @@ def _context(
 ) -> Context:
     client = EngineClient(http)
     streams = EngineStreams(settings.engine_api_key)
-    is_near = not is_remote(file_system_of(store.root.resolve()))
-    blocking = Blocking(settings.threads, brief=is_near and registry.answers_at_once)
+    blocking = Blocking(settings.threads)
     limits = settings.limits
     return Context(
         store=store,

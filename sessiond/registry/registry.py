@@ -10,7 +10,7 @@ from sqlalchemy.orm import sessionmaker
 from sessiond.domain.cursors import START
 from sessiond.domain.session import Event, OperationStatus
 from sessiond.registry import away, operations, restore, retention, sessions, switches, trail
-from sessiond.registry.dialects import READ_ONLY, begin_unhurried, is_sqlite, open_engine
+from sessiond.registry.dialects import READ_ONLY, begin_unhurried, open_engine
 from sessiond.registry.failures import domain_errors
 from sessiond.registry.lookup import Lookup
 from sessiond.registry.models import IdempotencyKeyRow, SessionRow
@@ -64,11 +64,6 @@ class Registry:
         """Close all connections."""
         self._lookup.close()
         self._engine.dispose()
-
-    @property
-    def answers_at_once(self) -> bool:
-        """Whether :meth:`get_session` takes less time than the way to another thread."""
-        return is_sqlite(self._engine)
 
     def check(self) -> None:
         """Make one look-up.

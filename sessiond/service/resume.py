@@ -119,14 +119,6 @@ class Resumer:
         sight = self._context.engines.see(session)
         return Survey(session, sight, self._snapshots.newest_readable_now(session))
 
-    def glance(self, session: Session) -> Survey | None:
-        """Return the same, in no time; ``None`` if the registry may not know all snapshots."""
-        generations = self._snapshots.known_generations(session)
-        if generations is None:
-            return None
-        sight = self._context.engines.see(session)
-        return Survey(session, sight, self._snapshots.newest_among(session, generations))
-
     async def judge(
         self,
         survey: Survey,

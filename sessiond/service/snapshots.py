@@ -17,8 +17,6 @@ from sessiond.service import writes
 from sessiond.service.judge import summarize
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from sessiond.domain.session import Session
     from sessiond.domain.snapshot import Manifest, SnapshotSummary
     from sessiond.service.context import Context
@@ -87,12 +85,8 @@ class Snapshots:
 
     def newest_readable_now(self, session: Session) -> Readable:
         """Return the same as :meth:`newest_readable`, in the caller's thread."""
-        stored = self._context.store.generations(session.tenant, session.session_id)
-        return self.newest_among(session, stored)
-
-    def newest_among(self, session: Session, generations: Sequence[int]) -> Readable:
-        """Return the newest manifest of these generations that is whole, and why no newer one."""
         store = self._context.store
+        generations = store.generations(session.tenant, session.session_id)
         found: list[Cause] = []
         newest_known = session.snapshot.generation if session.snapshot else 0
         if newest_known > max(generations, default=0):
@@ -106,21 +100,13 @@ class Snapshots:
                 return Readable(manifest, tuple(found))
         return Readable(None, tuple(found) or (_why_none(session),))
 
-    def known_generations(self, session: Session) -> list[int] | None:
-        """Return what the store has, in the caller's thread, if the registry surely knows it.
-
-        ``None``: it has to be asked, as :meth:`reconcile_now` does.
-        """
-        stored = self._context.store.generations(session.tenant, session.session_id)
-        newest = session.snapshot.generation if session.snapshot else 0
-        return stored if stored in ([], [newest]) else None
-
     def reconcile_now(self, session: Session) -> int:
         """Do the same as :meth:`reconcile`, in the caller's thread."""
-        if self.known_generations(session) is not None:
-            return 0  # the usual case, without another question to the registry
         store, registry = self._context.store, self._context.registry
         generations = store.generations(session.tenant, session.session_id)
+        newest = session.snapshot.generation if session.snapshot else 0
+        if generations in ([], [newest]):
+            return 0  # the usual case, without another question to the registry
         known = {
             summary.generation
             for summary in registry.list_snapshots(session.tenant, session.session_id)

@@ -106,4 +106,4 @@ class Admission:
     async def _direct_run(self) -> bool:
         context = self._context
         look = partial(context.restores.direct_run, context.store, context.now())
-        return await context.blocking.briefly(look)
+        return await context.blocking(look)

@@ -50,7 +50,7 @@ class TurnResults:
         settle_s = self._context.limits.turn_settle_s
         until_s = monotonic() + settle_s
         while True:
-            head = await self._context.blocking.briefly(self._head, ticket)
+            head = await self._context.blocking(self._head, ticket)
             turn = head.last_turn if head else None
             if turn is not None and turn.turn_id == ticket.permit.operation_id:
                 self._catalogue.trail.note_soon(ticket.session, head)

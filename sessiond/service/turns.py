@@ -87,10 +87,7 @@ class Turns:
         :raises SessionNotFoundError: there is no such session.
         :raises UnavailableError: no engine can serve it.
         """
-        blocking = self._context.blocking
-        survey = await blocking.briefly(self._glance, tenant, session_id)
-        if survey is None:
-            survey = await blocking(self._survey, tenant, session_id)
+        survey = await self._context.blocking(self._survey, tenant, session_id)
         session = survey.session
         self._catalogue.trail.note_soon(session, survey.sight.presence)
         prospect = await self._resumer.judge(survey, model or session.model, where=where)
@@ -116,9 +113,6 @@ class Turns:
             decided=decision.plan,
             continuation=await self._continued(prospect, chat) if chat else None,
         )
-
-    def _glance(self, tenant: TenantId, session_id: SessionId) -> Survey | None:
-        return self._resumer.glance(self._context.registry.get_session(tenant, session_id))
 
     def _survey(self, tenant: TenantId, session_id: SessionId) -> Survey:
         # One way to a thread and back: each of several would cost as much as what it does.

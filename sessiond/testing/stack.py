@@ -83,6 +83,8 @@ class Stack:
             "SESSIOND_IDLE_TIMEOUT_S": "86400",
             # And says itself whether a snapshot is loaded.
             "SESSIOND_PLAN_POLICY": "always_load",
+            # What runs beside a turn changes its batch, and so the last bits of what it computes.
+            "SESSIOND_FIRST_LOOK": "false",
             **self.settings,
         }
 

@@ -209,7 +209,7 @@ async def open_world(
     try:
         async with httpx.AsyncClient(transport=switch, timeout=30.0) as http:
             client, streams = EngineClient(http), EngineStreams()
-            blocking = Blocking(4, brief=registry.answers_at_once)
+            blocking = Blocking(4)
             context = Context(
                 store=store,
                 registry=registry,

@@ -46,6 +46,7 @@ _STREAMS: Final = (0, 1, 2)
 _STREAM_PROMPT_TOKENS: Final = 64
 _TEXT_CHARS: Final = 300_000
 _KV_SPACE_GIB: Final = 1
+_SETTINGS: Final = {"SESSIOND_PLAN_POLICY": "auto", "SESSIOND_FIRST_LOOK": "true"}
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def measure_planner(options: PlannerOptions, say: Say) -> dict[str, Any]:
     folder = Path(tempfile.mkdtemp(prefix="planner-", dir=options.folder.absolute()))
     try:
         with ExitStack() as exits:
-            stack = exits.enter_context(Stack(folder, {"SESSIOND_PLAN_POLICY": "auto"}))
+            stack = exits.enter_context(Stack(folder, _SETTINGS))
             say("starting sessiond and the engine")
             bench = _Bench(stack, options, say)
             exits.callback(bench.close)
