@@ -41,7 +41,9 @@ def test_a_reset_during_a_restore_turns_the_tier_off_and_the_engine_serves_on(
     assert len(turn.token_ids) == 8
     served = agent.turn(opening("after the reset", 400), tokens=8, cache_salt="after")
     assert len(served.token_ids) == 8
-    agent.ticketed_turn(continued(messages, turn.text), tokens=8)
+    # More than a chunk of new tokens: what the snapshot has needs no tier.
+    question = "What else does it do? " * 50
+    agent.ticketed_turn(continued(messages, turn.text, question), tokens=8)
     answer = agent.try_call("POST", f"/v1/sessions/{agent.session_id}/suspend")
     assert answer.is_error, answer.text
     deadline_s = time.monotonic() + 20
