@@ -13,6 +13,8 @@ from sessiond_cli.exits import USAGE_CODE
 from sessiond_cli.failures import CommandError
 
 if TYPE_CHECKING:
+    from enum import StrEnum
+
     from sessiond_cli.daemon import Answer
 
 #: Stands for what the daemon is set to.
@@ -92,12 +94,7 @@ def plan_policy_choice(given: str, *, may_be_default: bool = False) -> str | Non
 
     :raises CommandError: there is no such policy.
     """
-    if may_be_default and given == DEFAULT:
-        return None
-    if given not in set(PlanPolicy):
-        choices = ", ".join(PlanPolicy) + (f", {DEFAULT}" if may_be_default else "")
-        raise CommandError(USAGE_CODE, f"The policy is one of {choices}.")
-    return given
+    return _one_of(PlanPolicy, "The policy", given, may_be_default=may_be_default)
 
 
 def care_body(
@@ -126,11 +123,15 @@ def on_evicted_choice(given: str, *, may_be_default: bool = False) -> str | None
 
     :raises CommandError: there is no such choice.
     """
+    return _one_of(OnEvicted, "--on-evicted", given, may_be_default=may_be_default)
+
+
+def _one_of(choices: type[StrEnum], what: str, given: str, *, may_be_default: bool) -> str | None:
     if may_be_default and given == DEFAULT:
         return None
-    if given not in set(OnEvicted):
-        choices = ", ".join(OnEvicted) + (f", {DEFAULT}" if may_be_default else "")
-        raise CommandError(USAGE_CODE, f"--on-evicted is one of {choices}.")
+    if given not in set(choices):
+        listed = ", ".join([*choices, DEFAULT] if may_be_default else choices)
+        raise CommandError(USAGE_CODE, f"{what} is one of {listed}.")
     return given
 
 

@@ -30,6 +30,15 @@ TokenOption = Annotated[
         help="The bearer token. Prefer the variable: others can read command lines.",
     ),
 ]
+ProbedEngineOption = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        metavar="ENGINE",
+        show_default=False,
+        help="An engine's id. Left out: the engine that would serve the session.",
+    ),
+]
 SessionArgument = Annotated[str, typer.Argument(metavar="ID", help="The session's id.")]
 WaitOption = Annotated[
     float | None,

@@ -1,28 +1,25 @@
 """``sessionctl plan``."""
 
-from typing import Annotated
-
-import typer
 from rich.console import Console
 
 from sessiond.domain.ids import parse_session_id
-from sessiond_cli.daemon import Answer, Daemon
-from sessiond_cli.options import DEFAULT_URL, JsonFlag, SessionArgument, TokenOption, UrlOption
+from sessiond_cli.daemon import Answer
+from sessiond_cli.options import (
+    DEFAULT_URL,
+    JsonFlag,
+    ProbedEngineOption,
+    SessionArgument,
+    TokenOption,
+    UrlOption,
+)
 from sessiond_cli.output import Output, facts, print_causes
+from sessiond_cli.probing import probed, where
 
 
 def plan(
     *,
     session: SessionArgument,
-    engine: Annotated[
-        str,
-        typer.Option(
-            "--engine",
-            metavar="ENGINE",
-            show_default=False,
-            help="An engine's id. Left out: the engine that would serve the session.",
-        ),
-    ] = "",
+    engine: ProbedEngineOption = "",
     json: JsonFlag = False,
     url: UrlOption = DEFAULT_URL,
     token: TokenOption = "",
@@ -32,17 +29,14 @@ def plan(
     With --json: "decision", which is null if there is nothing to decide, "engine" and "causes".
     """
     session_id = parse_session_id(session)
-    query = {"engine": engine} if engine else None
-    with Daemon(url, token) as daemon:
-        found = daemon.get(f"/v1/sessions/{session_id}/probe", query)
+    found = probed(url, token, session_id, engine)
     told = {name: found[name] for name in ("engine", "decision", "causes")}
     Output(json).show(told, lambda screen: _print(screen, session_id, found))
 
 
 def _print(screen: Console, session_id: str, found: Answer) -> None:
     rows = [
-        ("session", session_id),
-        ("engine", f"{found['engine']['engine_id']}, {found['engine']['model']}"),
+        *where(session_id, found),
         *((str(name), str(words)) for name, words in found["decision_table"]),
     ]
     if found["decision"] is None:

@@ -1,15 +1,22 @@
 """``sessionctl probe``."""
 
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
-import typer
 from rich.console import Console
 
 from sessiond.domain.ids import parse_session_id
-from sessiond_cli.daemon import Answer, Daemon
+from sessiond_cli.daemon import Answer
 from sessiond_cli.formats import count
-from sessiond_cli.options import DEFAULT_URL, JsonFlag, SessionArgument, TokenOption, UrlOption
+from sessiond_cli.options import (
+    DEFAULT_URL,
+    JsonFlag,
+    ProbedEngineOption,
+    SessionArgument,
+    TokenOption,
+    UrlOption,
+)
 from sessiond_cli.output import Output, facts, print_causes, table
+from sessiond_cli.probing import probed, where
 
 _CELL_CHARS: Final = 20
 _TITLES: Final = ("FIELD", "CLASS", "STORED", "LIVE", "MEANING")
@@ -18,15 +25,7 @@ _TITLES: Final = ("FIELD", "CLASS", "STORED", "LIVE", "MEANING")
 def probe(
     *,
     session: SessionArgument,
-    engine: Annotated[
-        str,
-        typer.Option(
-            "--engine",
-            metavar="ENGINE",
-            show_default=False,
-            help="An engine's id. Left out: the engine that would serve the session.",
-        ),
-    ] = "",
+    engine: ProbedEngineOption = "",
     json: JsonFlag = False,
     url: UrlOption = DEFAULT_URL,
     token: TokenOption = "",
@@ -37,17 +36,14 @@ def probe(
     next turn, tokens, and "mismatches" field by field.
     """
     session_id = parse_session_id(session)
-    with Daemon(url, token) as daemon:
-        query = {"engine": engine} if engine else None
-        found = daemon.get(f"/v1/sessions/{session_id}/probe", query)
+    found = probed(url, token, session_id, engine)
     Output(json).show(found, lambda screen: _print(screen, session_id, found))
 
 
 def _print(screen: Console, session_id: str, found: Answer) -> None:
     loadable, total = count(found["tokens_loadable"]), count(found["tokens_total"])
     rows = [
-        ("session", session_id),
-        ("engine", f"{found['engine']['engine_id']}, {found['engine']['model']}"),
+        *where(session_id, found),
         ("would resume", "yes" if found["would_resume"] else "no"),
         ("next turn", found["plan"]),
         ("snapshot", str(found["generation"] or "none")),

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
 
 from sessiond.app.bench.calls import Target
+from sessiond.app.bench.stage import own_folder
 from sessiond.app.trials import Say
 from sessiond.domain.errors import ConfigurationError
 from sessiond.testing.model import MODEL_NAME, build_model
@@ -68,18 +67,12 @@ def serving(options: GatewayOptions, say: Say) -> Iterator[Servers]:
     if options.url:
         yield _given(options, options.url.rstrip("/"))
         return
-    options.folder.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="gateway-", dir=options.folder.absolute()))
-    try:
-        with ExitStack() as exits:
-            stack = exits.enter_context(Stack(folder))
-            say(f"starting sessiond and an engine with {MODEL_NAME}")
-            stack.start_daemon()
-            env = {"VLLM_CPU_KVCACHE_SPACE": str(_KV_SPACE_GIB)}
-            stack.start_engine(build_model(options.models.absolute()), (), env)
-            yield _given(options, f"http://127.0.0.1:{stack.daemon_port}")
-    finally:
-        shutil.rmtree(folder)
+    with own_folder(options.folder, "gateway") as folder, Stack(folder) as stack:
+        say(f"starting sessiond and an engine with {MODEL_NAME}")
+        stack.start_daemon()
+        env = {"VLLM_CPU_KVCACHE_SPACE": str(_KV_SPACE_GIB)}
+        stack.start_engine(build_model(options.models.absolute()), (), env)
+        yield _given(options, f"http://127.0.0.1:{stack.daemon_port}")
 
 
 def _given(options: GatewayOptions, url: str) -> Servers:

@@ -7,32 +7,27 @@ served from disk. Where the first one lies in the cycle rotates.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-
-import httpx
 
 from sessiond.app.bench.arrivals import Arrival, prompts
 from sessiond.app.bench.figures import gaps, percentile
 from sessiond.app.bench.kv import CHUNK_TOKENS
 from sessiond.app.bench.machine import describe_machine, versions
+from sessiond.app.bench.stage import own_folder, start_with_small_ram
 from sessiond.app.bench.streams import Stamps, flowing
 from sessiond.app.trials import Say
 from sessiond.domain.errors import ConfigurationError
-from sessiond.testing.model import MODEL_NAME, build_model
-from sessiond.testing.stack import SERVED_NAME, Stack
-from sessiond.testing.texts import real_text
+from sessiond.testing.model import MODEL_NAME
+from sessiond.testing.stack import Stack
 
 ALONE, VRAM, SUSPEND, RESUME = "alone", "vram", "suspend", "resume"
 _STREAM_PROMPT_TOKENS = 64
-_TEXT_CHARS = 300_000
 #: After a block's last arrival its consequences are still watched.
 _TAIL_S = 0.3
 _ALONE_S = 4.0
@@ -106,20 +101,14 @@ def measure_interference(options: InterferenceOptions, say: Say) -> dict[str, An
     :raises UnexpectedPathError: an arrival was not served as it should have been.
     """
     options.require_possible()
-    options.folder.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="interference-", dir=options.folder.absolute()))
-    try:
-        with ExitStack() as exits:
-            stack = exits.enter_context(Stack(folder))
-            say("starting sessiond and the engine")
-            bench = _Bench(stack, options, say)
-            bench.start()
-            for cycle in range(options.cycles):
-                say(f"cycle {cycle + 1} of {options.cycles}")
-                bench.cycle(cycle)
-            return _report(bench.watch, options)
-    finally:
-        shutil.rmtree(folder)
+    with own_folder(options.folder, "interference") as folder, Stack(folder) as stack:
+        say("starting sessiond and the engine")
+        bench = _Bench(stack, options, say)
+        bench.start()
+        for cycle in range(options.cycles):
+            say(f"cycle {cycle + 1} of {options.cycles}")
+            bench.cycle(cycle)
+        return _report(bench.watch, options)
 
 
 class _Bench:
@@ -129,19 +118,11 @@ class _Bench:
         self._tokens: list[int] = []
 
     def start(self) -> None:
-        model = build_model(self._options.models.absolute())
-        self._stack.start_daemon()
         # The smallest RAM tier that takes a context: what was suspended is soon on disk alone.
-        # Development mode, for its call that clears VRAM.
-        options = ("--allow-weight-updates", "--ram-tier-bytes", str(_context_bytes(self._options)))
-        env = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": str(_KV_SPACE_GIB)}
-        self._stack.start_engine(model, options, env)
-        answer = httpx.post(
-            f"{self._url}/tokenize",
-            json={"model": SERVED_NAME, "prompt": real_text(_TEXT_CHARS)},
-            timeout=60,
+        chunks = self._options.context_tokens // CHUNK_TOKENS + 4
+        self._tokens = start_with_small_ram(
+            self._stack, self._options.models, chunks, _KV_SPACE_GIB
         )
-        self._tokens = answer.raise_for_status().json()["tokens"]
 
     @property
     def _url(self) -> str:
@@ -192,13 +173,6 @@ def order(cycle: int) -> tuple[str, ...]:
 
 def _action(kind: str, arrival: Arrival) -> Callable[[], None]:
     return {VRAM: arrival.from_vram, SUSPEND: arrival.suspend, RESUME: arrival.from_disk}[kind]
-
-
-def _context_bytes(options: InterferenceOptions) -> int:
-    return (options.context_tokens // CHUNK_TOKENS + 4) * _CHUNK_BYTES
-
-
-_CHUNK_BYTES = 2_949_120  # of the demo's model
 
 
 def _report(watch: Watch, options: InterferenceOptions) -> dict[str, Any]:

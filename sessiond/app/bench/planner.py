@@ -10,22 +10,19 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import shutil
-import tempfile
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
-
-import httpx
 
 from sessiond.app.bench.arrivals import UnexpectedPathError, prompts
 from sessiond.app.bench.kv import CHUNK_TOKENS
 from sessiond.app.bench.machine import describe_machine, versions
 from sessiond.app.bench.planner_sessions import Returning
 from sessiond.app.bench.planner_trials import Trial, load_seconds, summary
+from sessiond.app.bench.stage import own_folder, start_with_small_ram
 from sessiond.app.bench.streams import flowing
 from sessiond.app.trials import Say
 from sessiond.domain.calibration import Curves, read_calibration
@@ -35,16 +32,13 @@ from sessiond.domain.plans import PlanInputs, Span
 from sessiond.domain.samples import Tier
 from sessiond.domain.timing import TurnTiming
 from sessiond.testing.agent import Agent
-from sessiond.testing.model import MODEL_NAME, build_model
-from sessiond.testing.stack import SERVED_NAME, Stack
-from sessiond.testing.texts import real_text
+from sessiond.testing.model import MODEL_NAME
+from sessiond.testing.stack import Stack
 
-_CHUNK_BYTES: Final = 2_949_120  # of the demo's model
 _SIZES: Final = (512, 640, 768, 896, 1152, 1408, 1792, 2304, 3584, 7808)
 _FILLER_TOKENS: Final = 7808  #: fills the RAM tier
 _STREAMS: Final = (0, 1, 2)
 _STREAM_PROMPT_TOKENS: Final = 64
-_TEXT_CHARS: Final = 300_000
 _KV_SPACE_GIB: Final = 1
 _SETTINGS: Final = {"SESSIOND_PLAN_POLICY": "auto", "SESSIOND_FIRST_LOOK": "true"}
 
@@ -87,25 +81,21 @@ def measure_planner(options: PlannerOptions, say: Say) -> dict[str, Any]:
     :raises UnexpectedPathError: a turn was not served as it should have been.
     """
     options.require_possible()
-    options.folder.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="planner-", dir=options.folder.absolute()))
-    try:
-        with ExitStack() as exits:
-            stack = exits.enter_context(Stack(folder, _SETTINGS))
-            say("starting sessiond and the engine")
-            bench = _Bench(stack, options, say)
-            exits.callback(bench.close)
-            bench.start()
-            return {
-                "kind": "planner",
-                **summary(bench.trials()),
-                "model": MODEL_NAME,
-                "seed": options.seed,
-                "machine": describe_machine(options.folder.absolute()),
-                "versions": versions(),
-            }
-    finally:
-        shutil.rmtree(folder)
+    with (
+        own_folder(options.folder, "planner") as folder,
+        Stack(folder, _SETTINGS) as stack,
+        closing(_Bench(stack, options, say)) as bench,
+    ):
+        say("starting sessiond and the engine")
+        bench.start()
+        return {
+            "kind": "planner",
+            **summary(bench.trials()),
+            "model": MODEL_NAME,
+            "seed": options.seed,
+            "machine": describe_machine(options.folder.absolute()),
+            "versions": versions(),
+        }
 
 
 class _Bench:
@@ -117,18 +107,10 @@ class _Bench:
         self._tokens: list[int] = []
 
     def start(self) -> None:
-        model = build_model(self._options.models.absolute())
-        self._stack.start_daemon()
-        ram_bytes = (_FILLER_TOKENS // CHUNK_TOKENS) * _CHUNK_BYTES
-        options = ("--allow-weight-updates", "--ram-tier-bytes", str(ram_bytes))
-        env = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": str(_KV_SPACE_GIB)}
-        self._stack.start_engine(model, options, env)
-        answer = httpx.post(
-            f"http://127.0.0.1:{self._stack.engine_port}/tokenize",
-            json={"model": SERVED_NAME, "prompt": real_text(_TEXT_CHARS)},
-            timeout=60,
+        chunks = _FILLER_TOKENS // CHUNK_TOKENS
+        self._tokens = start_with_small_ram(
+            self._stack, self._options.models, chunks, _KV_SPACE_GIB
         )
-        self._tokens = answer.raise_for_status().json()["tokens"]
         self._say("taking first turns")
         for place, size in enumerate((*_SIZES, _FILLER_TOKENS)):
             made = self._made(size, place)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from sessiond.app.bench.machine import describe_machine, versions
 from sessiond.app.bench.ours import Ours
 from sessiond.app.bench.region import Region, windows
 from sessiond.app.bench.rivals import MANY_JOBS_CHUNKS, Safetensors, VllmFs
+from sessiond.app.bench.stage import own_folder
 from sessiond.app.trials import Say
 from sessiond.domain.errors import ConfigurationError
 
@@ -77,18 +77,14 @@ def measure(source: KvSource, options: StoreOptions, say: Say) -> dict[str, Any]
         options.folder, source.chunk_bytes * (scope.slots * _DISK_PER_WINDOW + scope.chunks)
     )
     parts = windows(scope.chunks, scope.slots)
-    folder = Path(tempfile.mkdtemp(prefix="store-", dir=options.folder))
-    try:
-        with ExitStack() as stack:
-            contest = _contest(folder, scope, options, stack)
-            contest.warm_up(parts[0])
-            tallies = []
-            for number in range(options.rounds):
-                say(f"round {number + 1} of {options.rounds}")
-                tallies.append(contest.round(number, parts, source))
-            return _report(tallies, contest, scope, options)
-    finally:
-        shutil.rmtree(folder)
+    with own_folder(options.folder, "store") as folder, ExitStack() as stack:
+        contest = _contest(folder, scope, options, stack)
+        contest.warm_up(parts[0])
+        tallies = []
+        for number in range(options.rounds):
+            say(f"round {number + 1} of {options.rounds}")
+            tallies.append(contest.round(number, parts, source))
+        return _report(tallies, contest, scope, options)
 
 
 def _scope(source: KvSource, options: StoreOptions) -> Scope:

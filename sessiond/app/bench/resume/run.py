@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 from sessiond.app.bench.resume import entrants, lmcache, writing
@@ -25,6 +23,7 @@ from sessiond.app.bench.resume.samples import Found, write_csv
 from sessiond.app.bench.resume.sessions import PassOrder, due_s, orders
 from sessiond.app.bench.resume.site import Site, kv_token_bytes
 from sessiond.app.bench.resume.track import Track
+from sessiond.app.bench.stage import own_folder
 from sessiond.app.trials import Say
 from sessiond.testing.model import build_model
 from sessiond.testing.texts import real_text
@@ -44,21 +43,19 @@ def measure_resume(options: ResumeOptions, say: Say) -> dict[str, Any]:
     options.require_possible()
     present = lmcache.versions(options.lmcache_python)
     taking_part = [name for name in options.contestants if name != LMCACHE or present]
-    options.folder.mkdir(parents=True, exist_ok=True)
     model = build_model(options.models.absolute())
     text = Tokenizer.from_file(str(model / "tokenizer.json")).encode(real_text(_TEXT_CHARS)).ids
-    folder = Path(tempfile.mkdtemp(prefix="resume-", dir=options.folder.absolute()))
     longest = options.whole_tokens[-1]
-    site = Site(folder, model, kv_token_bytes(model), longest, options.lmcache_python)
     passes = orders(text, options, taking_part)
     found = Found()
-    try:
-        with Track(folder, text) as track:
-            for order in passes:
-                _one_pass(order, site, options, Book(track, found, say))
-    finally:
-        shutil.rmtree(folder)
-        write_csv(options.samples_file, found.samples)  # also of a run that breaks off
+    with own_folder(options.folder, "resume") as folder:
+        site = Site(folder, model, kv_token_bytes(model), longest, options.lmcache_python)
+        try:
+            with Track(folder, text) as track:
+                for order in passes:
+                    _one_pass(order, site, options, Book(track, found, say))
+        finally:
+            write_csv(options.samples_file, found.samples)  # also of a run that breaks off
     disk_bytes = options.disk_budget_bytes or shutil.disk_usage(options.folder).free
     report = make_report(Run(options, site, passes, found, present, disk_bytes))
     writing.write(report, found.samples, options)

@@ -7,7 +7,6 @@ that never suspends, every session that was promised must be there, and nothing 
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +22,7 @@ from sessiond.app.bench.soak.report import report_of
 from sessiond.app.bench.soak.run import Soak
 from sessiond.app.bench.soak.servers import Servers
 from sessiond.app.bench.soak.torchmodel import TorchModel
+from sessiond.app.bench.stage import own_folder
 from sessiond.app.trials import Say
 from sessiond.testing.stack import Stack
 
@@ -58,11 +58,6 @@ def _soaked(options: SoakOptions, model: Path, say: Say) -> Soak:
 @contextmanager
 def _folders(parent: Path) -> Iterator[tuple[Path, Path]]:
     """Yield a folder for the store, and one whose path is short enough for sockets."""
-    parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="soak-", dir=parent.absolute()))
-    temporary = Path(tempfile.mkdtemp(prefix="soak-"))
-    try:
+    short = Path(tempfile.gettempdir())
+    with own_folder(parent, "soak") as folder, own_folder(short, "soak") as temporary:
         yield folder, temporary
-    finally:
-        shutil.rmtree(temporary)
-        shutil.rmtree(folder)
