@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 _KIB = 1024
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
 _MINUTE_S = 60
@@ -32,6 +35,15 @@ def size(size_bytes: int) -> str:
         if value < _KIB:
             break
     return f"{value:.1f} {unit}"
+
+
+def loss(lossy: Mapping[str, Any]) -> str:
+    """Return how KV is stored with loss, with the errors: ``fp8, of K 2.6 % (largest 4.5 %)``."""
+    errors = (
+        f"of {name.upper()} {error['rms']:.2%} (largest {error['largest']:.2%})"
+        for name, error in lossy["errors"].items()
+    )
+    return ", ".join((lossy["way"], *errors))
 
 
 def duration(seconds: float) -> str:

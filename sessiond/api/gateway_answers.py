@@ -6,9 +6,8 @@ import json
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
-from sessiond.domain.errors import EngineLostError, InvalidInputError
-from sessiond.domain.gateway import PARAMS_FIELD, Headers, answered_body, answered_headers
-from sessiond.domain.jsonbody import parse_body
+from sessiond.domain.errors import EngineLostError
+from sessiond.domain.gateway import Headers, answered_headers
 
 if TYPE_CHECKING:
     from starlette.types import Send
@@ -62,16 +61,7 @@ async def _send_parts(passed: Passed, results: TurnResults, send: Send) -> None:
 async def _send_whole(passed: Passed, results: TurnResults, send: Send) -> None:
     """Send an answer that is not streamed: what became of the turn comes before its body."""
     passage, answer = passed.passage, passed.answer
-    data = await answer.read()
-    outcome = None
-    try:
-        body = parse_body(data)
-    except InvalidInputError:
-        pass  # it is none of the answers that we know, so it passes as it is
-    else:
-        outcome = results.answered(passage, body.get(PARAMS_FIELD))
-        if outcome is not None:
-            data = answered_body(body)
+    data, outcome = await results.answered(passage, await answer.read())
     outcome = outcome or await results.recorded(passage)
     headers = [
         *answered_headers(answer.headers),

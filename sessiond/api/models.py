@@ -193,6 +193,26 @@ class CauseOut(Answer):
     live: Any = None
 
 
+class RelativeErrorOut(Answer):
+    """How far numbers are from what they were."""
+
+    rms: float = Field(
+        description="Root mean square of the differences, to that of the numbers.",
+        examples=[0.026],
+    )
+    largest: float = Field(description="Largest difference, to the largest number.")
+
+
+class LossOut(Answer):
+    """That KV is stored with loss, and what was lost."""
+
+    way: str = Field(examples=["fp8"])
+    errors: dict[str, RelativeErrorOut] = Field(
+        description='Of "k" and "v", or of "kv" where they cannot be told apart, as measured when '
+        "it was written; empty if nothing more was lost then."
+    )
+
+
 class SnapshotOut(Answer):
     """One snapshot. Token counts, bytes on disk and the seconds that storing it took."""
 
@@ -211,6 +231,7 @@ class SnapshotOut(Answer):
     seconds: float
     engine_id: str
     model: str
+    lossy: LossOut | None = Field(default=None, description="Null: KV is stored as it was.")
 
 
 class PresenceOut(Answer):
@@ -407,6 +428,9 @@ class ResumeOut(Answer):
     )
     timing: TimingOut | None = Field(
         default=None, description="What the load took, stage by stage; null if nothing was moved."
+    )
+    lossy: LossOut | None = Field(
+        default=None, description="Of the snapshot; null if its KV is as it was."
     )
 
 

@@ -35,6 +35,7 @@ class Snapshot:
     seconds: float
     engine_id: str
     model: str
+    lossy: dict[str, Any] | None = None  #: the way, and the errors of K and V
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,7 @@ class ResumeReport:
     queued_s: float = 0.0
     plan: dict[str, Any] | None = None  #: load or recompute, with both times
     timing: Timing | None = None
+    lossy: dict[str, Any] | None = None  #: of the snapshot
 
 
 @dataclass(frozen=True)

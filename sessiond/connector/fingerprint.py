@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,10 +27,12 @@ from sessiond.connector.identity import Part
 from sessiond.connector.layers import Layers
 from sessiond.connector.loaded import process_start_ns, server_start_ns
 from sessiond.connector.modelconfig import config_digest, quantization_digest
+from sessiond.connector.mover.lossy import lossy_codec
 from sessiond.connector.prompts import Prompts, template_arguments
 from sessiond.connector.versions import vllm_series, vllm_version
 from sessiond.domain.canonical import JsonValue, json_digest
 from sessiond.domain.fingerprint import CONNECTOR_FORMAT, Fingerprint
+from sessiond.domain.loss import LOSSY_FIELD
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -92,6 +94,17 @@ class Facts:
     load_format: str  #: where the checkpoint has weights of several formats; else empty
     quantization: Mapping[str, JsonValue]
     tokenizer_settings: JsonValue
+
+    def stored(self, lossy: str) -> Facts:
+        """Return the same of an engine that stores KV with loss, if it does.
+
+        :raises ConfigurationError: its KV cannot be stored that way
+        """
+        if not lossy:
+            return self
+        fields = {**self.fields, LOSSY_FIELD: lossy}
+        lossy_codec(Fingerprint(fields))
+        return replace(self, fields=fields)
 
     def complete(self, digests: Mapping[str, str], layers: Layers) -> Fingerprint:
         """Return the fingerprint.

@@ -53,6 +53,25 @@ def is_scaled(kv_dtype: str) -> bool:
     return kv_dtype.startswith(_SCALED)
 
 
+def half_bytes(kv_cache_config: KVCacheConfig) -> int:
+    """Return in runs of how many bytes K and V alternate, K first; 0 where that is not known.
+
+    Only for 16-bit numbers, and only on a CPU, where each head of a block has all its K before
+    all its V. Nothing but the measured error of lossy storage depends on it.
+    """
+    if current_platform.device_type != "cpu":
+        return 0
+    sizes = {_half_bytes(group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups}
+    return sizes.pop() if len(sizes) == 1 else 0
+
+
+def _half_bytes(spec: Any) -> int:
+    heads, size = getattr(spec, "num_kv_heads", 0), getattr(spec, "head_size", 0)
+    half = 2 * int(spec.block_size) * int(size)
+    # Latent attention has no V, and others may have V of another size, or scales between.
+    return half if spec.page_size_bytes == 2 * heads * half else 0
+
+
 def attention(layers: Layers) -> dict[str, JsonValue]:
     """Return what decides how attention lays K and V out inside a page."""
     device = current_platform.device_type

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sessiond.domain.errors import ConfigurationError
+from sessiond.domain.loss import LOSSY_WAYS
 
 EXTRA_CONFIG_KEY = "sessiond"
 _MOST_DEFAULT_THREADS = 4
@@ -22,6 +23,8 @@ SETTING_MEANINGS: Mapping[str, str] = {
     "url": "Where sessiond reaches this engine.",
     "codec": "How chunks are stored: `auto` takes for each segment what pays on this machine; "
     "`raw`, `zstd` and `planar-zstd` are pins.",
+    "lossy": "`fp8` stores 16-bit KV as 8-bit floats, with loss, beside `codec` `auto` only; no "
+    "other engine loads it, and this one loads no other. What was lost is measured and told.",
     "read_threads": "Threads of the mover that decode what was read; default: as many as cores, "
     "2 to 4; fewer if their memory does not fit.",
     "write_threads": "Threads of the mover that encode and write, at low priority; default: one "
@@ -58,6 +61,7 @@ class ConnectorSettings:
     key_file: Path
     url: str = ""
     codec: str = "auto"
+    lossy: str = ""
     read_threads: int = field(default_factory=default_read_threads)
     write_threads: int = field(default_factory=_default_write_threads)
     mover_memory_bytes: int = 256 << 20
@@ -88,7 +92,10 @@ class ConnectorSettings:
             raise ConfigurationError(f"Unknown connector settings: {', '.join(unknown)}.")
         if "root" not in given or "key_file" not in given:
             raise ConfigurationError("The connector settings need 'root' and 'key_file'.")
-        return cls(**{name: _parsed(name, str(known[name].type), given[name]) for name in given})
+        read = {name: _parsed(name, str(known[name].type), given[name]) for name in given}
+        if read.get("lossy") and read.get("codec", "auto") != "auto":
+            raise ConfigurationError("Either 'codec' pins a lossless codec, or 'lossy' is set.")
+        return cls(**read)
 
 
 def _parsed(name: str, kind: str, value: Any) -> Any:
@@ -140,6 +147,12 @@ def _names(value: object) -> tuple[str, ...]:
     return tuple(_text(name) for name in value)
 
 
+def _lossy(value: object) -> str:
+    if value not in ("", *LOSSY_WAYS):
+        raise ValueError(f"{value!r} is none of {', '.join(LOSSY_WAYS)}")
+    return _text(value)
+
+
 def _codec(value: object) -> str:
     if value not in CODECS:
         raise ValueError(f"{value!r} is none of {', '.join(CODECS)}")
@@ -155,4 +168,4 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "float": _seconds,
     "tuple[str, ...]": _names,
 }
-_PARSERS_BY_NAME: Mapping[str, Callable[[object], object]] = {"codec": _codec}
+_PARSERS_BY_NAME: Mapping[str, Callable[[object], object]] = {"codec": _codec, "lossy": _lossy}

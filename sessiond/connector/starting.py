@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sessiond.connector import guard, leftovers
+from sessiond.connector import guard, kvfacts, leftovers
 from sessiond.connector.adapters import AdapterBook, lora_facts
 from sessiond.connector.announcer import Announcer
 from sessiond.connector.awaited import AwaitedMover, StartMover
@@ -76,12 +76,13 @@ def start(
     announcer = Announcer(store, _without_tier(info, identity.pending))
     adapters.on_change = announcer.adapters_changed
     adapters.start()
+    hello = _hello(info, settings, facts, kvfacts.half_bytes(kv_cache_config))
     coordinator = Coordinator(
         info.engine_id,
         keys.ticket_key,
         _limits(info, settings, facts),
         HeadBook(info.engine_id, _head_limit_tokens(info, kv_cache_config)),
-        _awaited_mover(identity, _hello(info, settings, facts), spec.region_fd, announcer),
+        _awaited_mover(identity, hello, spec.region_fd, announcer),
     )
     coordinator.tier.on_change = announcer.tier_changed
     coordinator.tier.attestor.changed_files = cache.changed_files
@@ -99,6 +100,8 @@ def _log_ready(info: EngineInfo, seconds: float) -> None:
         info.chunk_bytes,
         info.ram_tier_chunks,
     )
+    if info.lossy:
+        logger.warning("sessiond: KV is stored with loss: lossy=%s", info.lossy)
 
 
 def _without_tier(info: EngineInfo, cause: Cause) -> EngineInfo:
@@ -113,7 +116,8 @@ def _identify(
     cache: DigestCache,
 ) -> tuple[Facts, Identity]:
     files = Files.find(vllm_config)
-    facts = read_facts(vllm_config, kv_cache_config, spec, files, frontend)
+    lossy = ConnectorSettings.from_extra_config(spec.extra_config).lossy
+    facts = read_facts(vllm_config, kv_cache_config, spec, files, frontend).stored(lossy)
     return facts, Identity(files.parts(), cache, facts.complete, files.model.doubt)
 
 
@@ -163,6 +167,7 @@ def _engine_info(
         shared_files=tuple(leftovers.mapped_by(leftovers.family_of_this_process())),
         adapters=adapters.served(),
         keeps_replies=keeps_replies(vllm_config, kv_cache_config),
+        lossy=settings.lossy,
         launch=settings.launch,
     )
 
@@ -188,7 +193,9 @@ def _awaited_mover(
     return AwaitedMover(identity, start_with, announcer.identified)
 
 
-def _hello(info: EngineInfo, settings: ConnectorSettings, facts: Facts) -> protocol.Hello:
+def _hello(
+    info: EngineInfo, settings: ConnectorSettings, facts: Facts, half_bytes: int
+) -> protocol.Hello:
     # Refused here, with the engine's start, and not by a mover that ends again and again.
     divide(
         settings.mover_memory_bytes, info.chunk_bytes, settings.read_threads, settings.write_threads
@@ -207,6 +214,7 @@ def _hello(info: EngineInfo, settings: ConnectorSettings, facts: Facts) -> proto
         write_threads=settings.write_threads,
         memory_bytes=settings.mover_memory_bytes,
         segment_limit_bytes=settings.segment_limit_bytes,
+        half_bytes=half_bytes,
         floor_bytes=settings.free_space_floor_bytes,
     )
 

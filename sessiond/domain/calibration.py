@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 from sessiond.domain.canonical import JsonValue
@@ -56,14 +57,14 @@ class Calibration:
 
     loads: tuple[LoadSample, ...] = ()
     prefills: tuple[PrefillSample, ...] = ()
+    #: Since when a tier's loads count, where earlier ones were left out.
+    loads_since_unix_s: Mapping[Tier, float] = field(default_factory=dict)
 
     def with_load(self, sample: LoadSample) -> Calibration:
         """Return it with one more load; one that is not sound is left out."""
         if not sample.is_sound:
             return self
-        others = tuple(one for one in self.loads if one.tier is not sample.tier)
-        same = (one for one in self.loads if one.tier is sample.tier)
-        return replace(self, loads=(*others, *keep([*same, sample])))
+        return replace(self, loads=_loads([*self.loads, sample], self.loads_since_unix_s))
 
     def with_prefill(self, sample: PrefillSample) -> Calibration:
         """Return it with one more prefill; one that is not sound is left out."""
@@ -77,8 +78,21 @@ class Calibration:
         Such as when a disk that was slow has recovered: many slow loads would outvote the few
         fast ones for long.
         """
-        kept = (one for one in self.loads if one.tier is not tier or one.at_unix_s >= before_unix_s)
-        return replace(self, loads=tuple(kept))
+        known = self.loads_since_unix_s
+        since = {**known, tier: max(before_unix_s, known.get(tier, 0.0))}
+        return replace(self, loads=_loads(self.loads, since), loads_since_unix_s=since)
+
+    def merged_with(self, other: Calibration) -> Calibration:
+        """Return what both know, each sample once; it does not matter which of them is asked.
+
+        What one of them has left out, the other does not bring back.
+        """
+        since = dict(self.loads_since_unix_s)
+        for tier, unix_s in other.loads_since_unix_s.items():
+            since[tier] = max(unix_s, since.get(tier, 0.0))
+        loads = _loads(sorted({*self.loads, *other.loads}), since)
+        prefills = keep(sorted({*self.prefills, *other.prefills}))
+        return Calibration(loads, prefills, since)
 
     def curves(self, now_unix_s: float, assumed: Curves = ASSUMED) -> Curves:
         """Return the curves of now: tens of milliseconds of work, so not for each plan.
@@ -97,6 +111,9 @@ class Calibration:
             "version": _VERSION,
             "loads": [one.as_json() for one in self.loads],
             "prefills": [one.as_json() for one in self.prefills],
+            "loads_since_unix_s": {
+                tier.value: unix_s for tier, unix_s in self.loads_since_unix_s.items()
+            },
         }
 
 
@@ -117,10 +134,10 @@ def read_calibration(value: JsonValue) -> Reading:
         raise InvalidInputError(f"This is no calibration of version {_VERSION}.")
     load_values, prefill_values = (_list(value, name) for name in ("loads", "prefills"))
     loads, prefills = _sound(load_values, read_load), _sound(prefill_values, read_prefill)
-    kept = [one for tier in Tier for one in keep(one for one in loads if one.tier is tier)]
+    since = _since(value.get("loads_since_unix_s"))
     read = len(loads) + len(prefills)
     dropped = len(load_values) + len(prefill_values) - read
-    return Reading(Calibration(tuple(kept), keep(prefills)), dropped)
+    return Reading(Calibration(_loads(loads, since), keep(prefills), since), dropped)
 
 
 R = TypeVar("R")
@@ -131,6 +148,24 @@ def _list(value: Mapping[str, JsonValue], name: str) -> Sequence[JsonValue]:
     if not isinstance(found, list | tuple):
         raise InvalidInputError(f"A calibration's {name!r} is no list.")
     return found
+
+
+def _since(value: JsonValue) -> dict[Tier, float]:
+    """Return since when loads count; earlier versions did not write it."""
+    found = value if isinstance(value, Mapping) else {}
+    since: dict[Tier, float] = {}
+    for tier in Tier:
+        unix_s = found.get(tier.value)
+        if isinstance(unix_s, int | float) and unix_s > 0.0:
+            since[tier] = unix_s
+    return since
+
+
+def _loads(loads: Iterable[LoadSample], since: Mapping[Tier, float]) -> tuple[LoadSample, ...]:
+    """Return the loads worth keeping, those of one tier after those of another."""
+    known = [one for one in loads if one.at_unix_s >= since.get(one.tier, 0.0)]
+    kept = (keep(one for one in known if one.tier is tier) for tier in Tier)
+    return tuple(itertools.chain.from_iterable(kept))
 
 
 def _sound(values: Sequence[JsonValue], read: Callable[[JsonValue], R | None]) -> list[R]:

@@ -54,11 +54,6 @@ class Course:
             prefill_to_token=inputs.target_tokens,
         )
 
-    def loaded_within(self, deadline_s: float) -> int:
-        """Return how many tokens are loaded by then, even if it goes slowly."""
-        count = bisect_right(self.stops, deadline_s, key=lambda stop: self.load(stop).high_s)
-        return self.stops[count - 1] if count else self.free_tokens
-
     def small_parts(self, begin: int, end: int) -> Iterator[int]:
         """Yield stops after *begin*: an eighth of the way to *end*, then ever nearer ones."""
         first, last = bisect_right(self.stops, begin), bisect_right(self.stops, end)

@@ -42,19 +42,24 @@ class Trust:
 
 @dataclass(frozen=True)
 class LoadCurve:
-    """``fixed_s + stored_bytes / bytes_per_s``: from lookup to ready, decoding included."""
+    """``fixed_s + stored_bytes / bytes_per_s``: from lookup to ready, decoding included.
+
+    Beside other requests, each byte takes longer, and even the smallest load waits for them: the
+    engine's steps are longer then.
+    """
 
     tier: Tier
     fixed_s: float
     bytes_per_s: float
-    slowdown: float = 0.0  #: of each other request, as a part of the time alone
+    slowdown: float = 0.0  #: of each other request, as a part of what the bytes take alone
+    wait_s: float = 0.0  #: for each other request, whatever the size
     trust: Trust = Trust()
     least_bytes: int = 0  #: the sizes that were seen
     most_bytes: int = 0
 
     def lookup_s(self, others: float = 0.0) -> float:
         """Return the seconds that a load takes whatever its size."""
-        return self.fixed_s * (1.0 + self.slowdown * others)
+        return self.fixed_s + self.wait_s * others
 
     def read_s(self, stored_bytes: float, others: float = 0.0) -> float:
         """Return the seconds that each byte adds, for so many of them."""
@@ -83,12 +88,16 @@ class LoadCurve:
 
 @dataclass(frozen=True)
 class PrefillCurve:
-    """``fixed_s`` + the sum of ``per_token_s + per_token2_s x position`` over the tokens."""
+    """``fixed_s`` + the sum of ``per_token_s + per_token2_s x position`` over the tokens.
+
+    Beside other requests, each token takes longer, and the shortest prefill waits for them.
+    """
 
     fixed_s: float
     per_token_s: float
     per_token2_s: float  #: what a token costs more for each token before it
-    slowdown: float = 0.0  #: of each other request, as a part of the time alone
+    slowdown: float = 0.0  #: of each other request, as a part of what the tokens take alone
+    wait_s: float = 0.0  #: for each other request, however few the tokens
     trust: Trust = Trust()
     least_tokens: int = 0  #: the shortest that was seen
     last_token: int = 0  #: the farthest that was seen
@@ -99,8 +108,8 @@ class PrefillCurve:
         if tokens <= 0:
             return 0.0
         growing = self.per_token2_s * _area(from_token, to_token)
-        alone = self.fixed_s + self.per_token_s * tokens + growing
-        return alone * (1.0 + self.slowdown * others)
+        alone = self.per_token_s * tokens + growing
+        return self.fixed_s + self.wait_s * others + alone * (1.0 + self.slowdown * others)
 
     def estimate(self, from_token: int, to_token: int, others: float = 0.0) -> Estimate:
         """Return how long it takes to compute *from_token* up to *to_token*."""
@@ -124,13 +133,13 @@ class PrefillCurve:
 _MIB: Final = float(1 << 20)
 #: What is assumed of a load before any was measured.
 ASSUMED_LOADS: Final[Mapping[Tier, LoadCurve]] = {
-    Tier.VRAM: LoadCurve(Tier.VRAM, 0.001, 100_000 * _MIB, 0.05),
-    Tier.RAM: LoadCurve(Tier.RAM, 0.002, 4_000 * _MIB, 0.05),
-    Tier.NVME: LoadCurve(Tier.NVME, 0.004, 1_000 * _MIB, 0.05),
-    Tier.ARCHIVE: LoadCurve(Tier.ARCHIVE, 0.100, 100 * _MIB, 0.05),
+    Tier.VRAM: LoadCurve(Tier.VRAM, 0.001, 100_000 * _MIB, 0.05, 0.0005),
+    Tier.RAM: LoadCurve(Tier.RAM, 0.002, 4_000 * _MIB, 0.05, 0.0005),
+    Tier.NVME: LoadCurve(Tier.NVME, 0.004, 1_000 * _MIB, 0.05, 0.001),
+    Tier.ARCHIVE: LoadCurve(Tier.ARCHIVE, 0.100, 100 * _MIB, 0.05, 0.001),
 }
 #: What is assumed of a prefill before any was measured: 2,000 tokens a second.
-ASSUMED_PREFILL: Final = PrefillCurve(0.010, 0.0005, 0.0005 / 30_000, 0.2)
+ASSUMED_PREFILL: Final = PrefillCurve(0.010, 0.0005, 0.0005 / 30_000, 0.2, 0.002)
 
 
 def fit_load(
@@ -149,17 +158,18 @@ def fit_load(
         return assumed
     weights = _weights([one.at_unix_s for one in samples], now_unix_s, half_life_s)
     points = [
-        Point((float(one.stored_bytes), 1.0), one.seconds, weight, one.others)
+        Point((float(one.stored_bytes),), one.seconds, weight, one.others)
         for one, weight in zip(samples, weights.relative, strict=True)
     ]
-    fixed_bytes = assumed.fixed_s * assumed.bytes_per_s
-    believed = Fit(1.0 / assumed.bytes_per_s, (fixed_bytes,), assumed.slowdown, 0.0)
+    fixed, wait = assumed.fixed_s * assumed.bytes_per_s, assumed.wait_s * assumed.bytes_per_s
+    believed = Fit(1.0 / assumed.bytes_per_s, (), fixed, wait, assumed.slowdown, 0.0)
     found = _blended(fit(points, believed), believed, weights.fresh)
     return replace(
         assumed,
-        fixed_s=found.scale * found.shape[0],
+        fixed_s=found.scale * found.fixed,
         bytes_per_s=1.0 / found.scale,
         slowdown=found.slowdown,
+        wait_s=found.scale * found.wait,
         trust=Trust(len(samples), weights.fresh, found.spread, weights.youngest_s),
         least_bytes=min(one.stored_bytes for one in samples),
         most_bytes=max(one.stored_bytes for one in samples),
@@ -181,15 +191,17 @@ def fit_prefill(
         for one, weight in zip(samples, weights.relative, strict=True)
     ]
     per_token_s = assumed.per_token_s
-    shape = assumed.fixed_s / per_token_s, assumed.per_token2_s / per_token_s
-    believed = Fit(per_token_s, shape, assumed.slowdown, 0.0)
+    shape = (assumed.per_token2_s / per_token_s,)
+    fixed, wait = assumed.fixed_s / per_token_s, assumed.wait_s / per_token_s
+    believed = Fit(per_token_s, shape, fixed, wait, assumed.slowdown, 0.0)
     found = _blended(fit(points, believed), believed, weights.fresh)
     return replace(
         assumed,
-        fixed_s=found.scale * found.shape[0],
+        fixed_s=found.scale * found.fixed,
         per_token_s=found.scale,
-        per_token2_s=found.scale * found.shape[1],
+        per_token2_s=found.scale * found.shape[0],
         slowdown=found.slowdown,
+        wait_s=found.scale * found.wait,
         trust=Trust(len(samples), weights.fresh, found.spread, weights.youngest_s),
         least_tokens=min(one.to_token - one.from_token for one in samples),
         last_token=max(one.to_token for one in samples),
@@ -224,8 +236,8 @@ def _blended(found: Fit, believed: Fit, fresh: float) -> Fit:
     return replace(found, scale=scale)
 
 
-def _prefill_terms(one: PrefillSample) -> tuple[float, float, float]:
-    return float(one.to_token - one.from_token), 1.0, _area(one.from_token, one.to_token)
+def _prefill_terms(one: PrefillSample) -> tuple[float, float]:
+    return float(one.to_token - one.from_token), _area(one.from_token, one.to_token)
 
 
 def _area(from_token: int, to_token: int) -> float:

@@ -59,6 +59,7 @@ class EngineInfo:
     #: Whether KV of generated tokens can be found again. With sliding windows, vLLM keeps by
     #: default only what the end of each prompt needs.
     keeps_replies: bool = True
+    lossy: str = ""  #: how it stores KV with loss; empty: it does not
     launch: str = ""  #: names the 'sessiond engine' that started it; empty: another way
     #: Whether an operator, or its own end, is emptying it; not its file tells, but a mark beside.
     draining: bool = False

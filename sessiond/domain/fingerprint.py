@@ -8,6 +8,7 @@ from enum import StrEnum
 from functools import cached_property
 
 from sessiond.domain.canonical import JsonValue, canonical_json, json_digest
+from sessiond.domain.loss import LOSSY_FIELD
 from sessiond.domain.reasons import Cause, Reason
 
 #: Raised whenever the meaning of stored KV bytes changes.
@@ -26,6 +27,7 @@ class FieldClass(StrEnum):
 class _Field:
     field_class: FieldClass
     reason: Reason
+    optional: bool = False  #: whether a fingerprint without it is of the usual kind
 
 
 _BYTES, _PROMPT, _ADVISORY = FieldClass.BYTES, FieldClass.PROMPT, FieldClass.ADVISORY
@@ -50,6 +52,7 @@ FIELDS: Mapping[str, _Field] = {
     "speculation": _Field(_BYTES, Reason.SPECULATION_MISMATCH),
     "connector_format": _Field(_BYTES, Reason.FORMAT_MISMATCH),
     "vllm_series": _Field(_BYTES, Reason.VLLM_VERSION_MISMATCH),
+    LOSSY_FIELD: _Field(_BYTES, Reason.LOSSY_MISMATCH, optional=True),
     "tokenizer_digest": _Field(_PROMPT, Reason.TOKENIZER_MISMATCH),
     "special_tokens": _Field(_PROMPT, Reason.SPECIAL_TOKENS_MISMATCH),
     "chat_template_digest": _Field(_PROMPT, Reason.CHAT_TEMPLATE_MISMATCH),
@@ -127,7 +130,8 @@ def _order(name: str) -> tuple[int, int, str]:
 
 def _mismatch(name: str, stored: Fingerprint, live: Fingerprint) -> Mismatch:
     field = _field(name)
-    lacking = name not in stored.fields or name not in live.fields
+    one_sided = name not in stored.fields or name not in live.fields
+    lacking = one_sided and not field.optional
     return Mismatch(
         field=name,
         field_class=field.field_class,

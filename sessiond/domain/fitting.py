@@ -1,8 +1,10 @@
 """Fits a curve of few parameters to measured times, some of which are far off.
 
-The curve is ``scale x (terms[0] + shape[0] x terms[1] + …) x (1 + slowdown x others)``, where
-*terms* and *others* are known of each point, and no parameter is negative. Errors count by their
-ratio, so that short times matter as much as long ones. The fit has two passes. The first one
+The curve is ``scale x (amount x (1 + slowdown x others) + fixed + wait x others)``, where
+``amount = terms[0] + shape[0] x terms[1] + …``. *terms* and *others* are known of each point, and
+no parameter is negative. Beside others, each part of the amount takes longer, and even the
+smallest amount waits for them. Errors count by their ratio, so that short times matter as much as
+long ones. The fit has two passes. The first one
 takes the scale as a median and counts no error more than a factor of *e*, so that a fifth of
 wild points hardly moves it; the second one leaves those out and averages the others.
 What the points cannot tell, such as the shape of points of one size, stays as it was believed.
@@ -28,8 +30,10 @@ _BIWEIGHT_REACH: Final = 4.7
 _MEDIAN_TO_DEVIATION: Final = 1.4826
 _MOST_ROUNDS: Final = 80
 _START_FACTORS: Final = (1.0, 1 / 15, 15.0, 1 / 225, 225.0)
+#: Of the wait, which matters only beside others.
+_START_WAITS: Final = (1.0, 1 / 30, 30.0)
 
-#: The shape, and the slowdown as its last number.
+#: The shape, then what is fixed, the wait and the slowdown.
 _Parameters: TypeAlias = tuple[float, ...]
 #: A mean or a median of weighted values.
 _Centre: TypeAlias = Callable[[Sequence[float], Sequence[float]], float]
@@ -51,7 +55,9 @@ class Fit:
 
     scale: float
     shape: tuple[float, ...]
-    slowdown: float  #: of each other request, as a part of the time alone
+    fixed: float  #: in units of the first term, as the wait is
+    wait: float  #: for each other request, whatever the amount
+    slowdown: float  #: of each other request, as a part of what the amount takes alone
     spread: float  #: standard deviation of the logarithms of the times around the curve
 
 
@@ -80,7 +86,9 @@ def fit(points: Sequence[Point], believed: Fit) -> Fit:
         return _mean(squared, sound) + problem.pull(parameters, spread)
 
     found = _search(fine, found, math.log(1.2), math.log(1.01))
-    return Fit(math.exp(_mean(problem.errors(found), sound)), found[:-1], found[-1], spread)
+    *shape, fixed, wait, slowdown = found
+    scale = math.exp(_mean(problem.errors(found), sound))
+    return Fit(scale, tuple(shape), fixed, wait, slowdown, spread)
 
 
 class _Problem:
@@ -90,23 +98,27 @@ class _Problem:
         self._logs = [math.log(point.seconds) for point in points]
         self._base, *self._terms = zip(*(point.terms for point in points), strict=True)
         self._others = [point.others for point in points]
-        self.start = (*believed.shape, believed.slowdown)
+        self.start = (*believed.shape, believed.fixed, believed.wait, believed.slowdown)
 
     def starts(self) -> Iterator[_Parameters]:
         """Return shapes far and near: a search from one alone may end where all is worse."""
-        *shape, slowdown = self.start
-        for factors in itertools.product(_START_FACTORS, repeat=len(shape)):
-            yield (*map(operator.mul, shape, factors), slowdown)
+        waits = _START_WAITS if any(self._others) else (1.0,)
+        far = [_START_FACTORS] * (len(self.start) - 2)
+        for factors in itertools.product(*far, waits, (1.0,)):
+            yield tuple(map(operator.mul, self.start, factors))
 
     def errors(self, parameters: _Parameters) -> list[float]:
         """Return the logarithm of each time in units of the scale, as if that were 1."""
-        *shape, slowdown = parameters
+        *shape, fixed, wait, slowdown = parameters
         amounts: Sequence[float] = self._base
         for part, terms in zip(shape, self._terms, strict=True):
             amounts = [sofar + part * term for sofar, term in zip(amounts, terms, strict=True)]
         columns = zip(self._logs, amounts, self._others, strict=True)
         log = math.log  # looked up once: this runs thousands of times
-        return [time - log(amount * (1.0 + slowdown * others)) for time, amount, others in columns]
+        return [
+            time - log(amount + fixed + (wait + slowdown * amount) * others)
+            for time, amount, others in columns
+        ]
 
     def centred(
         self, parameters: _Parameters, weights: Sequence[float], centre: _Centre

@@ -53,9 +53,13 @@ class KeyRing:
         """Return the session's folder name inside its tenant's folder: 32 hex digits."""
         return _name(self.name_key, "session", tenant, session)
 
-    def cache_salt(self, tenant: TenantId, adapter_digest: str = "") -> str:
-        """Return the ``cache_salt`` that separates a tenant's blocks in VRAM and RAM."""
-        return _name(self.salt_key, "salt", tenant, adapter_digest)
+    def cache_salt(self, tenant: TenantId, adapter_digest: str = "", lossy: str = "") -> str:
+        """Return the ``cache_salt`` that separates a tenant's blocks in VRAM and RAM.
+
+        :param lossy: how the engine stores KV with loss: its blocks are no one's who does not
+        """
+        lossy_parts = ("lossy", lossy) if lossy else ()
+        return _name(self.salt_key, "salt", tenant, adapter_digest, *lossy_parts)
 
 
 def salt_hash(cache_salt: str) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sessiond.domain.ids import EngineId
+from sessiond.domain.loss import SnapshotLoss
 from sessiond.domain.plans import Plan
 from sessiond.domain.reasons import Cause
 from sessiond.domain.snapshot import SnapshotSummary
@@ -52,3 +53,4 @@ class ResumeReport:
     queued_s: float = 0.0  #: of them, until other resumes had made room
     plan: Plan | None = None  #: ``None``: there was nothing to decide
     timing: TurnTiming | None = None  #: of its last request that moved something
+    lossy: SnapshotLoss | None = None  #: of the snapshot; ``None``: its KV is as it was

@@ -100,10 +100,6 @@ def _limit(inputs: PlanInputs, course: Course, paused: frozenset[Tier]) -> _Limi
         room = course.resident_tokens + inputs.room_tokens
         detail = f"room for {inputs.room_tokens} tokens"
         limits.append(_Limit(room, Cause(Reason.RAM_TIER_TOO_SMALL, detail)))
-    if inputs.deadline_s is not None:
-        detail = f"deadline of {inputs.deadline_s:.3f} s"
-        until = course.loaded_within(inputs.deadline_s)
-        limits.append(_Limit(until, Cause(Reason.LOAD_TOO_LATE, detail)))
     return min(limits, key=lambda limit: limit.tokens)  # of equals the first: no limit at all
 
 

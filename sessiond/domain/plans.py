@@ -69,7 +69,6 @@ class PlanInputs:
     engine_queue: Estimate = NOTHING  #: until the engine can begin to compute
     others: float = 0.0  #: requests that run in the engine beside it
     room_tokens: int | None = None  #: that the RAM tier can take; ``None``: all
-    deadline_s: float | None = None  #: until which a load must have ended; ``None``: none
     paused: frozenset[Tier] = frozenset()  #: whose breaker lets no load pass
     trials: frozenset[Tier] = frozenset()  #: whose breaker wants one load to be tried
     #: The only prefixes that can be loaded, such as with sliding windows; empty: whole chunks.

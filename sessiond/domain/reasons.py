@@ -34,6 +34,7 @@ class Reason(StrEnum):
     SPECULATION_MISMATCH = "speculation_mismatch"
     FORMAT_MISMATCH = "format_mismatch"
     VLLM_VERSION_MISMATCH = "vllm_version_mismatch"
+    LOSSY_MISMATCH = "lossy_mismatch"
     UNKNOWN_FIELD_MISMATCH = "unknown_field_mismatch"
     # The prompt class: token ids may no longer mean the same text.
     TOKENIZER_MISMATCH = "tokenizer_mismatch"
@@ -83,7 +84,6 @@ class Reason(StrEnum):
     RECOMPUTE_IS_SURER = "recompute_is_surer"
     POLICY_NEVER_LOAD = "policy_never_load"
     LOAD_PAUSED = "load_paused"
-    LOAD_TOO_LATE = "load_too_late"
     # A snapshot is not written.
     TOO_FEW_TOKENS = "too_few_tokens"
     NO_EXPECTED_RETURN = "no_expected_return"
@@ -202,6 +202,11 @@ EXPLANATIONS: Mapping[Reason, Explanation] = {
     Reason.VLLM_VERSION_MISMATCH: Explanation(
         "Another vLLM version wrote the snapshot, whose KV was not proved to be the same.",
         _OTHER_ENGINE,
+    ),
+    Reason.LOSSY_MISMATCH: Explanation(
+        "The snapshot's KV is lossy and this engine's must not be, or the other way round.",
+        "Start the engine with the stored 'lossy' setting (null: none), or let the context be "
+        "recomputed.",
     ),
     Reason.UNKNOWN_FIELD_MISMATCH: Explanation(
         "One side has a fingerprint field that the other does not know.",
@@ -353,9 +358,6 @@ EXPLANATIONS: Mapping[Reason, Explanation] = {
         "Loads are paused: the last ones took longer than computing again.",
         "Nothing needs to be done: one load is tried now and then. 'sessiond doctor' shows what "
         "is slow.",
-    ),
-    Reason.LOAD_TOO_LATE: Explanation(
-        "Loading more would end after its deadline.", "Check the disk, or raise the deadline."
     ),
     Reason.TOO_FEW_TOKENS: Explanation(
         "The context is too short for a snapshot to be worth it.",

@@ -26,7 +26,7 @@ class Tier(StrEnum):
     ARCHIVE = "archive"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class LoadSample:
     """One load, from lookup to ready. A load from several tiers is one of the slowest of them."""
 
@@ -55,7 +55,7 @@ class LoadSample:
         return {**asdict(self), "tier": self.tier.value}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class PrefillSample:
     """One prefill, from its first step to its last one."""
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
 
 from sessiond.domain.fingerprint import FieldClass, Fingerprint
 from sessiond.domain.ids import SegmentId, SessionId, TenantId
 from sessiond.domain.kvgroups import KvGroups, groups_of
+from sessiond.domain.loss import LOSSY_FIELD, ChunkLoss, SnapshotLoss, loss_of
 from sessiond.domain.tokens import TokenIds
 
 
@@ -27,6 +28,8 @@ class ChunkRecord:
     raw_bytes: int
     codec: int  #: see ``sessiond.store.codecs``
     checksum: bytes  #: 16 bytes, over raw bytes, position, token chain and fingerprint digest
+    #: What a lossy codec lost; empty where nothing was. Only manifests know it.
+    loss: ChunkLoss = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,12 @@ class Manifest:
         return self.fingerprint.digest(FieldClass.BYTES)
 
     @property
+    def loss(self) -> SnapshotLoss | None:
+        """What was lost by storing it; ``None`` where KV is stored as it was."""
+        way = self.fingerprint.fields.get(LOSSY_FIELD)
+        return loss_of(str(way), (chunk.loss for chunk in self.chunks)) if way else None
+
+    @property
     def raw_bytes(self) -> int:
         """KV bytes that the chunks hold when decoded."""
         return sum(chunk.raw_bytes for chunk in self.chunks)
@@ -150,3 +159,4 @@ class SnapshotSummary:
     seconds: float
     engine_id: str
     model: str
+    lossy: SnapshotLoss | None = None  #: ``None``: KV is stored as it was

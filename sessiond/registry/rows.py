@@ -6,6 +6,7 @@ from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 from sessiond.domain.ids import OperationId, SessionId, TenantId
+from sessiond.domain.loss import SnapshotLoss
 from sessiond.domain.plans import PlanPolicy
 from sessiond.domain.session import (
     Event,
@@ -92,7 +93,12 @@ def newest_snapshot_values(summary: SnapshotSummary | None) -> dict[str, Any]:
 
 def to_summary(value: Mapping[str, Any]) -> SnapshotSummary:
     """Return the summary that :func:`summary_json` wrote; fields of later versions are left out."""
-    return SnapshotSummary(**{field.name: value[field.name] for field in fields(SnapshotSummary)})
+    names = {field.name for field in fields(SnapshotSummary)} - {"lossy"}
+    lossy = value.get("lossy")  # rows of earlier versions lack it
+    return SnapshotSummary(
+        **{name: value[name] for name in names},
+        lossy=SnapshotLoss.from_json(lossy) if lossy else None,
+    )
 
 
 def summary_json(summary: SnapshotSummary) -> dict[str, JsonValue]:

@@ -17,6 +17,9 @@ from sessiond.service.measured import load_sample, prefill_sample
 from sessiond.service.planstate import Kind, Known
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sessiond.domain.canonical import JsonValue
     from sessiond.domain.engines import EngineInfo
     from sessiond.domain.samples import LoadSample, PrefillSample
     from sessiond.domain.timing import TurnTiming
@@ -93,12 +96,13 @@ class Calibrator:
             if not kind.is_unsaved:
                 continue
             kind.is_unsaved = False
-            write = self._context.store.calibrations.write
             try:
-                await self._context.blocking(write, kind.digest, kind.calibration.as_json())
+                saved = await self._context.blocking(self._save, kind.digest, kind.calibration)
             except SessiondError as error:
                 kind.is_unsaved = True
                 _log.warning("a calibration was not kept: %s", error.message)
+            else:
+                self._learn(kind, saved)
 
     async def close(self) -> None:
         """Wait for the fits that run, and save; what rests before a fit may rest for long."""
@@ -123,27 +127,43 @@ class Calibrator:
             kind.calibration, kind.is_unfitted, kind.is_unsaved = known, True, True
             self._refit_soon(kind)
 
+    def _save(self, digest: str, known: Calibration) -> Calibration:
+        """Add what is known to what other daemons of the store have saved; return all of it."""
+        merged = known
+
+        def change(value: Mapping[str, JsonValue] | None) -> Mapping[str, JsonValue]:
+            nonlocal merged
+            found = _understood(value)
+            merged = known if found is None else found.merged_with(known)
+            return merged.as_json()
+
+        self._context.store.calibrations.revise(digest, change)
+        return merged
+
+    def _learn(self, kind: Kind, saved: Calibration) -> None:
+        """Take in what other daemons have saved; more may have been measured meanwhile."""
+        known = saved.merged_with(kind.calibration)
+        if known != kind.calibration:
+            kind.calibration, kind.is_unfitted = known, True
+            self._refit_soon(kind)
+
     async def _load(self, kind: Kind) -> None:
         found = await self._context.blocking(self._read, kind.digest)
         if kind.is_loaded:
             return  # another one was quicker
         kind.is_loaded = True
         if found is not None:
-            kind.calibration, kind.is_unfitted = _merged(found, kind.calibration), True
+            kind.calibration, kind.is_unfitted = found.merged_with(kind.calibration), True
             # The first plan is made with what is known: it waits for this fit.
             kind.curves = await self._context.blocking(self._fitted, kind)
             kind.fitted_unix_s, kind.is_unfitted = self._context.now(), False
 
     def _read(self, digest: str) -> Calibration | None:
         try:
-            value = self._context.store.calibrations.read(digest)
-            reading = None if value is None else read_calibration(value)
-        except (SessiondError, InvalidInputError) as error:
+            return _understood(self._context.store.calibrations.read(digest))
+        except SessiondError as error:
             _log.warning("a calibration is begun anew: %s", error.message)
             return None
-        if reading is not None and reading.dropped:
-            _log.warning("%d entries of a calibration are no samples", reading.dropped)
-        return reading.calibration if reading else None
 
     def _refit_soon(self, kind: Kind) -> None:
         aged = self._context.now() - kind.fitted_unix_s >= _REFIT_S
@@ -168,9 +188,15 @@ class Calibrator:
         return kind.calibration.curves(self._context.now(), kind.assumed)
 
 
-def _merged(found: Calibration, newer: Calibration) -> Calibration:
-    for load in newer.loads:
-        found = found.with_load(load)
-    for prefill in newer.prefills:
-        found = found.with_prefill(prefill)
-    return found
+def _understood(value: Mapping[str, JsonValue] | None) -> Calibration | None:
+    """Return what a file holds; ``None`` if that is nothing that we understand."""
+    if value is None:
+        return None
+    try:
+        reading = read_calibration(value)
+    except InvalidInputError as error:
+        _log.warning("a calibration is begun anew: %s", error.message)
+        return None
+    if reading.dropped:
+        _log.warning("%d entries of a calibration are no samples", reading.dropped)
+    return reading.calibration

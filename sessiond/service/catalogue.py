@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from sessiond.service.context import Context
     from sessiond.service.plans import Planner
     from sessiond.service.snapshots import Snapshots
+    from sessiond.store.sessionlook import SessionLook
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,19 @@ class Catalogue:
         if self._snapshots.reconcile_now(session):
             session = self._context.registry.get_session(tenant, session_id)
         return session
+
+    def look_now(self, tenant: TenantId, session_id: SessionId) -> tuple[Session, SessionLook]:
+        """Return a session as :meth:`get` does, and what its folder held after that was read.
+
+        :raises SessionNotFoundError: there is none, or it is deleted.
+        """
+        registry, store = self._context.registry, self._context.store
+        session = registry.get_session(tenant, session_id)
+        look = store.look(tenant, session_id)
+        if self._snapshots.reconcile_now(session, look):
+            session = registry.get_session(tenant, session_id)
+            look = store.look(tenant, session_id)
+        return session, look
 
     async def show(self, tenant: TenantId, session_id: SessionId) -> View:
         """Return a session with its state.

@@ -81,9 +81,10 @@ class Engines:
         """Return the engines whose lock is held, the newest first."""
         return await self._blocking(self._live)
 
-    def see(self, session: Session) -> Sight:
-        """Return what there is now, in the caller's thread; each file is looked at once."""
-        heads, live = self._store.read_heads(session.tenant, session.session_id), self._live()
+    def see(self, session: Session, heads: Sequence[Head] | None = None) -> Sight:
+        """Return what there is now, in the caller's thread; *heads*, if they were just read."""
+        key = session.tenant, session.session_id
+        heads, live = self._store.read_heads(*key) if heads is None else heads, self._live()
         located = newest_head(session, heads, live)
         return Sight(tuple(live), located, presence_of(session, located, live))
 

@@ -13,6 +13,7 @@ from sessiond.domain.errors import EngineLostError, EngineUnreachableError, Unav
 from sessiond.domain.gateway import Forwarded, forwarded_body, forwarded_headers
 from sessiond.domain.jsonbody import parse_body
 from sessiond.engine.streams import StreamRequest
+from sessiond.service.bodies import by_size
 from sessiond.service.calls import Endpoint, Passage, Passed
 from sessiond.service.routing import Router
 from sessiond.service.turnresults import TurnResults
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from sessiond.service.turns import Turns
 
 _MODELS_DEADLINE_S: Final = 2.0
-#: A larger body takes more than 3 ms to read and write, so that is done in a thread.
-_AT_ONCE_BYTES: Final = 256 << 10
 
 
 class Gateway:
@@ -48,9 +47,7 @@ class Gateway:
 
         :raises InvalidInputError: it is no JSON object.
         """
-        if len(data) <= _AT_ONCE_BYTES:
-            return parse_body(data)
-        return await self._context.blocking(parse_body, data)
+        return await by_size(self._context.blocking, len(data), parse_body, data)
 
     async def pass_on(self, call: Call) -> Passed:
         """Send a call to an engine; if that cannot be reached, to another, each once.
@@ -103,14 +100,13 @@ class Gateway:
         with ExitStack() as restoring:
             if passage.ticket is not None and passage.ticket.plan is TurnPlan.LOAD:
                 restoring.enter_context(self._context.restores.running())
-            request = await self._written(call, passage)
+            blocking, size_bytes = self._context.blocking, len(call.body.text)
+            request = await by_size(blocking, size_bytes, self._request, call, passage)
+            if passage.ticket is not None:
+                session, now = passage.ticket.session, self._context.now()
+                self._context.plans.work.came((session.tenant, session.session_id), now)
             answer = await self._streams.send(passage.engine.url, request)
             return Passed(passage, answer, restoring.pop_all())
-
-    async def _written(self, call: Call, passage: Passage) -> StreamRequest:
-        if len(call.body.text) <= _AT_ONCE_BYTES:
-            return self._request(call, passage)
-        return await self._context.blocking(self._request, call, passage)
 
     def _request(self, call: Call, passage: Passage) -> StreamRequest:
         body = forwarded_body(call.body, self._forwarded(call, passage))
@@ -123,7 +119,7 @@ class Gateway:
             response_id = responseids.new_response_id(keys, call.tenant, engine.engine_id)
         if ticket is None:
             adapter = engine.adapter(call.model)
-            salt = keys.cache_salt(call.tenant, adapter.digest if adapter else "")
+            salt = keys.cache_salt(call.tenant, adapter.digest if adapter else "", engine.lossy)
             return Forwarded(salt, request_id=response_id)
         return Forwarded(
             ticket.permit.cache_salt,

@@ -77,6 +77,7 @@ def summarize(
         seconds=seconds,
         engine_id=manifest.engine_id,
         model=model,
+        lossy=manifest.loss,
     )
 
 

@@ -81,7 +81,7 @@ class Signer:
         )
 
     def _ticket(self, op: TicketOp, purpose: Purpose, operation_id: OperationId) -> Ticket:
-        salt = self._keys.cache_salt(purpose.tenant, purpose.adapter_digest)
+        salt = self._salt(purpose)
         return Ticket(
             op=op,
             tenant=purpose.tenant,
@@ -102,7 +102,10 @@ class Signer:
         dated = replace(ticket, not_before_unix_s=now, expires_unix_s=now + lifetime_s)
         return Permit(
             ticket=sign(dated, self._keys.ticket_key),
-            cache_salt=self._keys.cache_salt(purpose.tenant, purpose.adapter_digest),
+            cache_salt=self._salt(purpose),
             expires_unix_s=dated.expires_unix_s,
             operation_id=dated.operation_id,
         )
+
+    def _salt(self, purpose: Purpose) -> str:
+        return self._keys.cache_salt(purpose.tenant, purpose.adapter_digest, purpose.engine.lossy)

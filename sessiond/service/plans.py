@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from sessiond.domain.breaker import Breaker, BreakerState, Passage
-from sessiond.domain.estimates import NOTHING, exactly
+from sessiond.domain.estimates import exactly
 from sessiond.domain.planner import plan as planned
 from sessiond.domain.planner import queue
 from sessiond.domain.plans import Plan, PlanChoice, PlanInputs, PlanPolicy
@@ -15,6 +15,7 @@ from sessiond.domain.reasons import Reason
 from sessiond.domain.samples import Tier
 from sessiond.domain.slowpath import computing_s
 from sessiond.service.calibration import Calibrator
+from sessiond.service.enginework import Work
 from sessiond.service.measured import errors_of
 from sessiond.service.planinputs import resident_tokens, room_tokens, spans_of, stops_of
 from sessiond.service.planstate import Underway
@@ -125,19 +126,24 @@ class Planner:
         reason = plan.causes[0].reason.value if plan.causes else ""
         self._context.observer.planned(plan.choice.value, reason)
 
-    def computes(self, prospect: Prospect, plan: Plan | None) -> None:
-        """Take note that a turn will compute what the plan says."""
-        if plan is not None and not plan.loads:
-            session, now = prospect.session, self._context.now()
-            key = session.tenant, session.session_id
-            seconds = plan.recompute.prefill_s
-            self._state.compute(prospect.engine.engine_id, key, seconds, now)
+    def computes(self, operation_id: str, prospect: Prospect, plan: Plan | None) -> None:
+        """Take note that a turn will compute what the plan says, if it comes."""
+        if plan is None or plan.loads:
+            return
+        session, engine_id, now = prospect.session, prospect.engine.engine_id, self._context.now()
+        work = Work(operation_id, engine_id, plan.recompute.prefill_s, now)
+        self._state.work.expect((session.tenant, session.session_id), work)
+
+    def came(self, key: Key) -> None:
+        """Take note that an engine has a turn of the session."""
+        self._state.work.came(key, self._context.now())
 
     def ended(self, engine_id: str, key: Key, operation_id: str, timing: TurnTiming | None) -> None:
         """Learn from one request; the same one told again, by a head and an answer, once.
 
         :param key: the session that it was for
         """
+        self._state.work.ended(key, operation_id)
         known = self._state.engines.get(engine_id)
         if timing is None or known is None or not self._state.is_new(operation_id):
             return
@@ -175,7 +181,6 @@ class Planner:
         if resident >= target:
             resident = 0  # the question is what to do if the engine has lost it meanwhile
         passage = self._breaker(engine.engine_id).passage(now)
-        busy_s = self._state.busy_until_unix_s.get(engine.engine_id, 0.0) - now
         return PlanInputs(
             target_tokens=target,
             chunk_tokens=manifest.chunk_tokens,
@@ -184,7 +189,7 @@ class Planner:
             policy=policy,
             objective_s=objective_s,
             load_queue=self._load_queue(prospect, kind),
-            engine_queue=exactly(busy_s) if busy_s > 0.0 else NOTHING,
+            engine_queue=exactly(self._state.work.busy_s(engine.engine_id, now)),
             others=self._context.streams.running(engine.url),
             paused=frozenset({Tier.NVME} if passage is Passage.PAUSED else ()),
             trials=frozenset({Tier.NVME} if passage is Passage.TRIAL else ()),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from sessiond.domain.breaker import Breaker, BreakerState
 from sessiond.domain.calibration import ASSUMED, Calibration, Curves
+from sessiond.service.enginework import EngineWork
 
 if TYPE_CHECKING:
     import asyncio
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from sessiond.domain.plans import Plan
     from sessiond.domain.samples import Tier
     from sessiond.domain.slowpath import Restore, SlowPath
-    from sessiond.service.watch import Key
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -78,9 +78,7 @@ class PlanState:
     restores: dict[tuple[str, Tier], deque[Restore]] = field(default_factory=dict)
     slow_paths: dict[tuple[str, Tier], SlowPath] = field(default_factory=dict)
     looking: dict[str, asyncio.Task[None]] = field(default_factory=dict)  #: by engine id
-    #: Until when an engine computes what plans had it compute.
-    busy_until_unix_s: dict[str, float] = field(default_factory=dict)
-    _computing: OrderedDict[Key, float] = field(default_factory=OrderedDict)
+    work: EngineWork = field(default_factory=EngineWork)
     _underway: OrderedDict[str, Underway] = field(default_factory=OrderedDict)
     _seen: OrderedDict[str, None] = field(default_factory=OrderedDict)
 
@@ -128,16 +126,7 @@ class PlanState:
         self.breakers = {key: one for key, one in self.breakers.items() if key[0] in live}
         self.restores = {key: one for key, one in self.restores.items() if key[0] in live}
         self.slow_paths = {key: one for key, one in self.slow_paths.items() if key[0] in live}
-        busy = self.busy_until_unix_s.items()
-        self.busy_until_unix_s = {name: until for name, until in busy if name in live}
-
-    def compute(self, engine_id: str, key: Key, seconds: float, now_unix_s: float) -> None:
-        """Let an engine be busy with what a plan has it compute; once for each session."""
-        if self._computing.get(key, 0.0) > now_unix_s:
-            return
-        begin = max(now_unix_s, self.busy_until_unix_s.get(engine_id, 0.0))
-        self.busy_until_unix_s[engine_id] = self._computing[key] = begin + seconds
-        _bound(self._computing)
+        self.work.keep(live)
 
 
 def _bound(known: OrderedDict[K, V]) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING
 
 from sessiond.domain.canonical import JsonValue
+from sessiond.domain.reasons import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -58,6 +60,24 @@ def suspend_json(report: SuspendReport) -> Json:
     }
 
 
+def new_bytes(result: Mapping[str, JsonValue]) -> int:
+    """Return how many bytes were written, by the answer to a suspend."""
+    snapshot = result.get("snapshot")
+    written = snapshot.get("new_bytes") if isinstance(snapshot, Mapping) else None
+    return written if isinstance(written, int) else 0
+
+
+def lacks_only_evicted(result: Mapping[str, JsonValue]) -> bool:
+    """Whether eviction is the only cause of what was left out, by the answer to a suspend."""
+    causes = result.get("causes")
+    reasons = (
+        [one.get("reason") for one in causes if isinstance(one, Mapping)]
+        if isinstance(causes, list)
+        else []
+    )
+    return bool(reasons) and set(reasons) == {Reason.KV_EVICTED}
+
+
 def resume_json(report: ResumeReport) -> Json:
     """Return the answer to a resume."""
     return {
@@ -67,6 +87,7 @@ def resume_json(report: ResumeReport) -> Json:
         "causes": causes_json(report.causes),
         "plan": report.plan.as_json() if report.plan else None,
         "timing": report.timing.as_json() if report.timing else None,
+        "lossy": asdict(report.lossy) if report.lossy else None,
     }
 
 

@@ -141,6 +141,7 @@ class _Run:
             queued_s=self.queued_s,
             plan=self.plan,
             timing=self.timing,
+            lossy=manifest.loss if manifest else None,
         )
 
 

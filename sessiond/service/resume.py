@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sessiond.service.context import Context
     from sessiond.service.engines import Sight
     from sessiond.service.snapshots import Readable, Snapshots
+    from sessiond.store.sessionlook import SessionLook
 
 
 @dataclass(frozen=True)
@@ -114,10 +115,14 @@ class Resumer:
         survey = await self._context.blocking(self.survey, session)
         return await self.judge(survey, model, engine)
 
-    def survey(self, session: Session) -> Survey:
-        """Read everything that :meth:`judge` needs, once, in the caller's thread."""
-        sight = self._context.engines.see(session)
-        return Survey(session, sight, self._snapshots.newest_readable_now(session))
+    def survey(self, session: Session, look: SessionLook | None = None) -> Survey:
+        """Read everything that :meth:`judge` needs, once, in the caller's thread.
+
+        :param look: what the session's folder held, looked at since *session* was read
+        """
+        look = look or self._context.store.look(session.tenant, session.session_id)
+        sight = self._context.engines.see(session, look.heads)
+        return Survey(session, sight, self._snapshots.newest_readable_now(session, look))
 
     async def judge(
         self,

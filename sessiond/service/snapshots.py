@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from sessiond.domain.errors import (
     SnapshotNotFoundError,
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sessiond.domain.session import Session
     from sessiond.domain.snapshot import Manifest, SnapshotSummary
     from sessiond.service.context import Context
+    from sessiond.store.sessionlook import SessionLook
 
 _REASONS: dict[type[Exception], Reason] = {
     SnapshotNotFoundError: Reason.SNAPSHOT_MISSING,
@@ -28,6 +29,8 @@ _REASONS: dict[type[Exception], Reason] = {
     StoreVersionError: Reason.FORMAT_MISMATCH,
     StoreError: Reason.STORE_FAILED,
 }
+
+_KNOWN_REASONS: Final = frozenset(Reason)
 
 
 @dataclass(frozen=True)
@@ -83,14 +86,20 @@ class Snapshots:
         """Record what was committed while nobody listened; return how many snapshots."""
         return await self._context.blocking(self.reconcile_now, session)
 
-    def newest_readable_now(self, session: Session) -> Readable:
-        """Return the same as :meth:`newest_readable`, in the caller's thread."""
+    def newest_readable_now(self, session: Session, look: SessionLook | None = None) -> Readable:
+        """Return the same as :meth:`newest_readable`, in the caller's thread.
+
+        :param look: what the session's folder held, looked at since *session* was read
+        """
         store = self._context.store
-        generations = store.generations(session.tenant, session.session_id)
+        look = look or store.look(session.tenant, session.session_id)
+        generations = look.generations
         found: list[Cause] = []
         newest_known = session.snapshot.generation if session.snapshot else 0
         if newest_known > max(generations, default=0):
             found.append(Cause(Reason.SNAPSHOT_MISSING, detail=f"generation {newest_known}"))
+        if look.newest is not None:
+            return Readable(look.newest, tuple(found))
         for generation in reversed(generations):
             try:
                 manifest = store.read_manifest(session.tenant, session.session_id, generation)
@@ -100,24 +109,22 @@ class Snapshots:
                 return Readable(manifest, tuple(found))
         return Readable(None, tuple(found) or (_why_none(session),))
 
-    def reconcile_now(self, session: Session) -> int:
+    def reconcile_now(self, session: Session, look: SessionLook | None = None) -> int:
         """Do the same as :meth:`reconcile`, in the caller's thread."""
         store, registry = self._context.store, self._context.registry
-        generations = store.generations(session.tenant, session.session_id)
+        key = session.tenant, session.session_id
+        generations = look.generations if look else tuple(store.generations(*key))
         newest = session.snapshot.generation if session.snapshot else 0
-        if generations in ([], [newest]):
+        if generations in ((), (newest,)):
             return 0  # the usual case, without another question to the registry
-        known = {
-            summary.generation
-            for summary in registry.list_snapshots(session.tenant, session.session_id)
-        }
+        known = {summary.generation for summary in registry.list_snapshots(*key)}
         recorded = 0
         parent: Manifest | None = None
         for generation in generations:
             if generation in known:
                 continue
             try:
-                manifest = store.read_manifest(session.tenant, session.session_id, generation)
+                manifest = store.read_manifest(*key, generation)
                 parent = self._parent(manifest)
             except (StoreError, SnapshotNotFoundError):
                 continue  # a resume names it; here only what can be read is recorded
@@ -139,7 +146,7 @@ class Snapshots:
 
 def _why_none(session: Session) -> Cause:
     lost = session.lost_reason
-    return Cause(Reason(lost)) if lost in set(Reason) else Cause(Reason.NO_SNAPSHOT)
+    return Cause(Reason(lost)) if lost in _KNOWN_REASONS else Cause(Reason.NO_SNAPSHOT)
 
 
 def _reason(error: Exception) -> Reason:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,14 +21,13 @@ from sessiond.domain.errors import (
 )
 from sessiond.domain.reasons import Reason
 from sessiond.domain.session import OperationStatus, SessionState
-from sessiond.service.reports import first_reason
+from sessiond.service.reports import first_reason, lacks_only_evicted, new_bytes
 from sessiond.service.sweep_admission import Admission, Hold
 from sessiond.service.sweep_ledger import Ledger
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sessiond.domain.canonical import JsonValue
     from sessiond.domain.session import Operation
     from sessiond.domain.windows import SweepWindow
     from sessiond.service.catalogue import Catalogue, View
@@ -117,6 +115,7 @@ class Sweeper:
         """
         now = self._context.now()
         views = await self._look(now)
+        await self._let_go(now)
         run = _Run(Hold.PAUSED if await self._pauses.current() else None)
         if window and run.held is None:
             for view in views:
@@ -171,7 +170,7 @@ class Sweeper:
             except SuspendRefusedError as error:
                 return await self._refused(view, error, run)
             except SuspendSkippedError:
-                self._ledger.postpone(view, math.inf)  # what was evicted will not come back
+                self._ledger.leave(view)  # what was evicted will not come back
                 return _End.LEFT
             except SessiondError as error:
                 _log.warning("the sweep could not suspend a session: %s", error.message)
@@ -194,7 +193,7 @@ class Sweeper:
     async def _refused(self, view: View, error: SuspendRefusedError, run: _Run) -> _End:
         """Look at it again later: chances, budgets and room change."""
         reason = first_reason(error.causes)
-        self._ledger.postpone(view)
+        self._ledger.postpone(view, reason)
         if not self._ledger.is_news(view, reason):
             return _End.LEFT
         run.refused_for[reason] += 1
@@ -209,15 +208,26 @@ class Sweeper:
         if operation.status is not OperationStatus.SUCCEEDED:
             if result.get("code") == SuspendSkippedError.code:
                 raise SuspendSkippedError
-            is_gone = result.get("reason") == Reason.KV_EVICTED
-            self._ledger.postpone(view, math.inf if is_gone else 0.0)
+            self._try_again(view, is_gone=result.get("reason") == Reason.KV_EVICTED)
             return _End.FAILED
-        self._admission.wrote(_new_bytes(result), began_s)
+        self._admission.wrote(new_bytes(result), began_s)
         self._ledger.done(view)
         if result.get("missing_tokens"):
-            # What was evicted will not come back; what had no room may have some later.
-            self._ledger.postpone(view, math.inf if _is_evicted(result) else 0.0)
+            self._try_again(view, is_gone=lacks_only_evicted(result))
         return _End.SUSPENDED
+
+    def _try_again(self, view: View, *, is_gone: bool) -> None:
+        """Do so later, but not before the next turn where KV has gone: it will not come back."""
+        if is_gone:
+            self._ledger.leave(view)
+        else:
+            self._ledger.postpone(view)
+
+    async def _let_go(self, now_unix_s: float) -> None:
+        """Let what was refused for the day's bytes be due as soon as some may be written."""
+        spent = Reason.WRITE_BUDGET_SPENT
+        if self._ledger.is_waiting_for(spent) and await self._worth.has_budget():
+            self._ledger.has_ended(spent, now_unix_s)
 
     def _all_keys(self) -> list[Key]:
         return [
@@ -225,21 +235,3 @@ class Sweeper:
             for record in self._context.store.list_sessions()
             if not record.is_tombstone
         ]
-
-
-def _new_bytes(result: Mapping[str, JsonValue]) -> int:
-    """Return how many bytes a suspend has written."""
-    snapshot = result.get("snapshot")
-    written = snapshot.get("new_bytes") if isinstance(snapshot, Mapping) else None
-    return written if isinstance(written, int) else 0
-
-
-def _is_evicted(result: Mapping[str, JsonValue]) -> bool:
-    """Whether eviction is the only cause of what a suspend left out."""
-    causes = result.get("causes")
-    reasons = (
-        [one.get("reason") for one in causes if isinstance(one, Mapping)]
-        if isinstance(causes, list)
-        else []
-    )
-    return bool(reasons) and set(reasons) == {Reason.KV_EVICTED}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ class _Retry:
     at_unix_s: float
     wait_s: float
     idle_since_unix_s: float  #: since then; another turn begins anew
+    reason: str = ""  #: code of what it was refused for, if it was
 
     @property
     def known_unix_s(self) -> float:
@@ -95,21 +97,47 @@ class Ledger:
 
     def is_news(self, view: View, reason: str) -> bool:
         """Note that the session is refused; return whether it was not yet, for this reason."""
-        told = (view.presence.idle_since_unix_s if view.presence else 0.0, reason)
+        told = _idle_since_unix_s(view), reason
         known = self._refused.get(_key_of(view))
         self._refused[_key_of(view)] = told
         return known != told
 
-    def postpone(self, view: View, least_s: float = 0.0) -> None:
-        """Leave the session alone for a while: twice as long as the last time."""
+    def leave(self, view: View) -> None:
+        """Leave the session alone until its next turn: before that, nothing can change."""
+        self._wait(view, math.inf)
+
+    def postpone(self, view: View, reason: str = "") -> None:
+        """Leave the session alone for a while: twice as long as the last time.
+
+        :param reason: code of what it was refused for, if it was
+        """
         key = _key_of(view)
         earlier = self._retries.get(key)
-        idle_since_unix_s = view.presence.idle_since_unix_s if view.presence else 0.0
-        wait_s = max(self._context.limits.sweep_retry_s, least_s)
-        if earlier and earlier.idle_since_unix_s == idle_since_unix_s:
+        wait_s = self._context.limits.sweep_retry_s
+        if earlier and earlier.idle_since_unix_s == _idle_since_unix_s(view):
             # Each attempt leaves an operation and an event, and may measure the store.
             wait_s = min(2 * earlier.wait_s, max(wait_s, _LONGEST_RETRY_S))
-        self._retries[key] = _Retry(self._context.now() + wait_s, wait_s, idle_since_unix_s)
+        self._wait(view, wait_s, reason)
+
+    def is_waiting_for(self, reason: str) -> bool:
+        """Whether a session waits that was refused for this reason."""
+        return any(retry.reason == reason for retry in self._retries.values())
+
+    def has_ended(self, reason: str, now_unix_s: float) -> None:
+        """Let those wait no longer that were refused for a reason that holds no more.
+
+        Should they be refused again, they wait as long as if they had not been let go.
+        """
+        for key, retry in self._retries.items():
+            if retry.reason == reason:
+                at_unix_s = min(retry.at_unix_s, now_unix_s)
+                self._retries[key] = replace(retry, at_unix_s=at_unix_s)
+
+    def _wait(self, view: View, wait_s: float, reason: str = "") -> None:
+        until_unix_s = self._context.now() + wait_s
+        self._retries[_key_of(view)] = _Retry(
+            until_unix_s, wait_s, _idle_since_unix_s(view), reason
+        )
 
     def _is_open(self, view: View, presence: Presence, now_unix_s: float) -> bool:
         """Whether nothing of what was done before forbids another attempt."""
@@ -138,6 +166,10 @@ class Ledger:
             return presence
         self._ahead_unix_s[key] = token_unix_s, first_unix_s
         return replace(presence, idle_since_unix_s=min(token_unix_s, first_unix_s))
+
+
+def _idle_since_unix_s(view: View) -> float:
+    return view.presence.idle_since_unix_s if view.presence else 0.0
 
 
 def _key_of(view: View) -> Key:

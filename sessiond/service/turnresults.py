@@ -9,11 +9,15 @@ from dataclasses import replace
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-from sessiond.domain.errors import SessiondError
+from sessiond.domain.errors import InvalidInputError, SessiondError
+from sessiond.domain.gateway import PARAMS_FIELD, answered_body
 from sessiond.domain.heads import LastTurn
+from sessiond.domain.jsonbody import parse_body
 from sessiond.domain.tickets import ANSWER_PARAM
 from sessiond.domain.turnoutcome import TurnOutcome, outcome_of_turn
 from sessiond.engine.answers import read_answer
+from sessiond.service.bodies import by_size
+from sessiond.service.headwatch import HeadWatch
 from sessiond.service.reports import problem_of
 from sessiond.service.turntrail import Told
 
@@ -22,12 +26,11 @@ if TYPE_CHECKING:
     from sessiond.service.calls import Passage
     from sessiond.service.catalogue import Catalogue
     from sessiond.service.context import Context
-    from sessiond.service.turns import TurnTicket
 
 _log = logging.getLogger(__name__)
 
-#: Between the first two looks at a head; each pause is twice the one before.
-_FIRST_PAUSE_S: Final = 0.002
+#: A look at a file that takes so long will not come back: nobody waits for a drive that hangs.
+_HANGS_S: Final = 5.0
 
 
 class TurnResults:
@@ -36,6 +39,7 @@ class TurnResults:
     def __init__(self, context: Context, catalogue: Catalogue) -> None:
         self._context = context
         self._catalogue = catalogue
+        self._heads = HeadWatch(context)
 
     async def recorded(self, passage: Passage) -> TurnOutcome:
         """Return what became of a turn that has ended, as the engine's record tells.
@@ -46,28 +50,37 @@ class TurnResults:
         ticket = passage.ticket
         if ticket is None:
             return TurnOutcome()
-        pause_s, ended_unix_s = _FIRST_PAUSE_S, self._context.now()
-        settle_s = self._context.limits.turn_settle_s
+        settle_s, ended_unix_s = self._context.limits.turn_settle_s, self._context.now()
+        turn_id = ticket.permit.operation_id
         until_s = monotonic() + settle_s
-        while True:
-            head = await self._context.blocking(self._head, ticket)
-            turn = head.last_turn if head else None
-            if turn is not None and turn.turn_id == ticket.permit.operation_id:
-                self._catalogue.trail.note_soon(ticket.session, head)
-                return outcome_of_turn(turn, passage.engine.chunk_tokens)
-            begun_long_ago = monotonic() - passage.begun_s >= settle_s
-            if monotonic() >= until_s or _is_over(head, ended_unix_s, known=begun_long_ago):
-                return TurnOutcome()
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, self._context.limits.poll_s)
 
-    def answered(self, passage: Passage, params: object) -> TurnOutcome | None:
-        """Return what an answer's *params*, its ``kv_transfer_params``, tell of its turn.
+        def is_enough(head: Head | None) -> bool:
+            now_s = monotonic()
+            known = now_s - passage.begun_s >= settle_s
+            late = now_s >= until_s
+            return late or _tells_of(head, turn_id) or _is_over(head, ended_unix_s, known=known)
 
-        The session's trail gets the turn, too. ``None``: nothing is told, as after a stop string.
+        key = ticket.session.tenant, ticket.session.session_id
+        try:
+            async with asyncio.timeout(settle_s + _HANGS_S):
+                head = await self._heads.wait(key, ticket.engine.engine_id, is_enough)
+        except TimeoutError:
+            return TurnOutcome()
+        if head is None or head.last_turn is None or not _tells_of(head, turn_id):
+            return TurnOutcome()
+        self._catalogue.trail.note_soon(ticket.session, head)
+        return outcome_of_turn(head.last_turn, passage.engine.chunk_tokens)
+
+    async def answered(self, passage: Passage, data: bytes) -> tuple[bytes, TurnOutcome | None]:
+        """Return an answer as it would be without a ticket, and what it tells of its turn.
+
+        The session's trail gets the turn, too. Other calls go on while a large one is read.
+        ``None``: nothing is told, as after a stop string, or it is none of the answers we know.
         """
-        if not isinstance(params, Mapping) or not isinstance(params.get(ANSWER_PARAM), Mapping):
-            return None
+        data, params = await by_size(self._context.blocking, len(data), _opened, data)
+        return data, self._told(passage, params) if params is not None else None
+
+    def _told(self, passage: Passage, params: Mapping[str, object]) -> TurnOutcome:
         turn, ticket = _turn_of(params), passage.ticket
         if turn.ended_unix_s and ticket is not None:
             named = replace(turn, turn_id=ticket.permit.operation_id)
@@ -91,10 +104,17 @@ class TurnResults:
         except SessiondError as unwritten:
             _log.warning("a broken turn left no trace in the registry: %s", unwritten.message)
 
-    def _head(self, ticket: TurnTicket) -> Head | None:
-        session = ticket.session
-        heads = self._context.store.read_heads(session.tenant, session.session_id)
-        return next((one for one in heads if one.engine_id == ticket.engine.engine_id), None)
+
+def _opened(data: bytes) -> tuple[bytes, Mapping[str, object] | None]:
+    """Return an answer without what its ``kv_transfer_params`` tell us, and all of these."""
+    try:
+        body = parse_body(data)
+    except InvalidInputError:
+        return data, None
+    params = body.get(PARAMS_FIELD)
+    if not isinstance(params, Mapping) or not isinstance(params.get(ANSWER_PARAM), Mapping):
+        return data, None
+    return answered_body(body), params
 
 
 def _turn_of(params: Mapping[str, object]) -> LastTurn:
@@ -109,6 +129,10 @@ def _turn_of(params: Mapping[str, object]) -> LastTurn:
         causes=answer.causes,
         timing=answer.timing,
     )
+
+
+def _tells_of(head: Head | None, turn_id: str) -> bool:
+    return head is not None and head.last_turn is not None and head.last_turn.turn_id == turn_id
 
 
 def _is_over(head: Head | None, ended_unix_s: float, *, known: bool) -> bool:

@@ -12,6 +12,7 @@ from sessiond.service.engines import ANYWHERE, Where
 from sessiond.service.permits import Permit, Purpose
 from sessiond.service.restores import DirectTurn
 from sessiond.service.resume import Prospect, Resumer, Survey
+from sessiond.service.warmplans import WarmPlans
 
 if TYPE_CHECKING:
     from sessiond.domain.canonical import JsonValue
@@ -66,6 +67,7 @@ class Turns:
     ) -> None:
         self._context = context
         self._planner = planner
+        self._warm_plans = WarmPlans(context, planner)
         self._continuer = Continuer(context.client, context.limits.continue_deadline_s)
         self._catalogue = catalogue
         self._resumer = Resumer(context, snapshots)
@@ -91,14 +93,14 @@ class Turns:
         session = survey.session
         self._catalogue.trail.note_soon(session, survey.sight.presence)
         prospect = await self._resumer.judge(survey, model or session.model, where=where)
-        decision = self._planner.decide(prospect, await self._planner.plan(prospect, in_one=True))
+        decision = await self._warm_plans.decide(prospect)
         purpose = _purpose(prospect, decision)
         permit = self._context.signer.turn(purpose, self._context.now())
         self._planner.begin(permit.operation_id, prospect, decision)
         until_unix_s = permit.expires_unix_s + CLOCK_SLACK_S
         key, plan = (tenant, session_id), plan_of(prospect, decision)
         if plan is TurnPlan.RECOMPUTE:
-            self._planner.computes(prospect, decision.plan)
+            self._planner.computes(permit.operation_id, prospect, decision.plan)
         self._context.watchlist.add(key, until_unix_s)
         turn = DirectTurn(prospect.engine.engine_id, permit.operation_id, until_unix_s)
         self._context.restores.expect(key, turn if plan is TurnPlan.LOAD else None)
@@ -116,7 +118,7 @@ class Turns:
 
     def _survey(self, tenant: TenantId, session_id: SessionId) -> Survey:
         # One way to a thread and back: each of several would cost as much as what it does.
-        return self._resumer.survey(self._catalogue.get_now(tenant, session_id))
+        return self._resumer.survey(*self._catalogue.look_now(tenant, session_id))
 
     async def _continued(self, prospect: Prospect, chat: Chat) -> Continuation:
         located = prospect.sight.located

@@ -80,6 +80,8 @@ class TurnTrail:
     def note_soon(self, session: Session, told: Head | Presence | Told | None) -> None:
         """Do the same as :meth:`note`, and let nobody wait for the registry's disk."""
         turn, key = told.last_turn if told else None, (session.tenant, session.session_id)
+        if told is not None and not isinstance(told, Told) and told.turns_in_flight:
+            self._planner.came(key)
         if told is None or turn is None or self._noted_unix_s.get(key) == turn.ended_unix_s:
             return
         if len(self._noted_unix_s) >= _MAX_NOTED:

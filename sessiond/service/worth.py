@@ -56,6 +56,13 @@ class Worth:
             await self.tell(plan.session, error)
         raise error
 
+    async def has_budget(self) -> bool:
+        """Return whether the day's bytes allow that something is written now.
+
+        :raises RegistryUnavailableError: the registry does not answer.
+        """
+        return await self._context.blocking(left_bytes, self._context) > 0.0
+
     async def tell(self, session: Session, error: SuspendRefusedError) -> None:
         """Write down that a suspend was refused, and count it."""
         observer, told = self._context.observer, problem_of(error)

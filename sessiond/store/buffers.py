@@ -1,7 +1,7 @@
 """Memory for moving bytes: reused per thread, in huge pages where the system has them.
 
 Direct reads into scattered pages run at a third of the device's speed; into huge pages, at
-all of it. The buffers are private: what is in them is copied on only after it was verified.
+all of it. The buffers are private: nobody reads what is in them but who filled them.
 """
 
 from __future__ import annotations

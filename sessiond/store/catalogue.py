@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sessiond.domain.ids import SegmentId, TenantId
     from sessiond.domain.keys import KeyRing
     from sessiond.domain.snapshot import Manifest
+    from sessiond.store.fileio import FileOps
     from sessiond.store.layout import Folder
     from sessiond.store.parsed import ParsedFiles
     from sessiond.store.tree import Tree
@@ -127,12 +128,33 @@ def read_manifest(
     :raises FileNotFoundError: there is none.
     :raises StoreError: it cannot be used.
     """
-    place, unpack = (folder, layout.manifest_file(generation)), partial(unpack_manifest, keys=keys)
-    if parsed is None:
-        manifest = unpack(tree.read(*place, MAX_SEALED_BYTES))
-    else:
+    if parsed is not None:
         with tree.folder(folder) as folder_fd:
-            manifest = parsed.read(tree.ops, place, folder_fd, MAX_SEALED_BYTES, unpack)
+            return read_manifest_at(tree.ops, keys, (folder, folder_fd), generation, parsed)
+    data = tree.read(folder, layout.manifest_file(generation), MAX_SEALED_BYTES)
+    return _in_its_place(unpack_manifest(data, keys), keys, folder, generation)
+
+
+def read_manifest_at(
+    ops: FileOps,
+    keys: KeyRing,
+    where: tuple[Folder, int],
+    generation: int,
+    parsed: ParsedFiles,
+) -> Manifest:
+    """Return the same as :func:`read_manifest`, of a folder that is open.
+
+    :param where: the folder, and its descriptor
+    :raises FileNotFoundError: there is none.
+    :raises StoreError: it cannot be used.
+    """
+    folder, folder_fd = where
+    place, unpack = (folder, layout.manifest_file(generation)), partial(unpack_manifest, keys=keys)
+    manifest = parsed.read(ops, place, folder_fd, MAX_SEALED_BYTES, unpack)
+    return _in_its_place(manifest, keys, folder, generation)
+
+
+def _in_its_place(manifest: Manifest, keys: KeyRing, folder: Folder, generation: int) -> Manifest:
     names = keys.tenant_name(manifest.tenant), keys.session_name(manifest.tenant, manifest.session)
     if (layout.session_folder(*names), manifest.generation) != (folder, generation):
         raise StoreCorruptError("The manifest is that of another snapshot.")

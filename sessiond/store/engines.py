@@ -204,6 +204,7 @@ def unpack_engine(data: bytes, keys: KeyRing) -> EngineInfo:
             for adapter in fields.objects("adapters")
         ),
         keeps_replies=fields.flag("keeps_replies"),
+        lossy=fields.later_text("lossy"),
         launch=fields.later_text("launch"),
     )
 

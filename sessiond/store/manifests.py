@@ -16,6 +16,7 @@ from sessiond.domain.tokens import TOKEN_BYTES, from_bytes, to_bytes
 from sessiond.store import sealed
 from sessiond.store.fields import Fields
 from sessiond.store.format import ALIGNMENT_BYTES, HEADER_BYTES, MAX_CHUNK_BYTES
+from sessiond.store.losses import LOSS_TAG, loss_fault, pack_losses, with_losses
 from sessiond.store.origins import FORKED_FROM, pack_origin, unpack_origin
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def pack_manifest(manifest: Manifest, keys: KeyRing) -> bytes:
     sections = {
         _TOKENS: to_bytes(manifest.tokens),
         _CHUNKS: b"".join(_pack_record(chunk, places) for chunk in manifest.chunks),
+        **pack_losses(manifest),
     }
     return sealed.pack(sealed.Sealed(sealed.Kind.MANIFEST, values, sections), keys)
 
@@ -104,7 +106,7 @@ def manifest_of(contents: sealed.Sealed) -> Manifest:
     fault = fault_of(manifest)
     if fault:
         raise StoreCorruptError(f"The manifest cannot be true: {fault}.")
-    return manifest
+    return with_losses(manifest, contents.sections.get(LOSS_TAG))
 
 
 def fault_of(manifest: Manifest) -> str:
@@ -118,7 +120,8 @@ def fault_of(manifest: Manifest) -> str:
     windows = manifest.groups.windows_chunks
     full = [chunk for chunk in manifest.chunks if not windows[chunk.group]]
     windowed = [chunk for chunk in manifest.chunks if windows[chunk.group]]
-    return _gap_of(full) or _misplaced(windowed, manifest.chunk_tokens)
+    gap = _gap_of(full) or _misplaced(windowed, manifest.chunk_tokens)
+    return gap or loss_fault(manifest)
 
 
 def _impossible(chunk: ChunkRecord, tokens: int) -> bool:

@@ -14,7 +14,7 @@ from sessiond.domain.errors import StoreError
 from sessiond.store import layout
 from sessiond.store.buffers import Scratch, thread_frames
 from sessiond.store.checksums import ChunkPosition, chunk_checksum
-from sessiond.store.codecs import Codec, payload_bound_bytes, thread_coder
+from sessiond.store.codecs import LOSSY, Codec, payload_bound_bytes, thread_coder
 from sessiond.store.fileio import DurableFile, Publish, store_errors
 from sessiond.store.format import (
     MAX_CHUNK_BYTES,
@@ -24,6 +24,7 @@ from sessiond.store.format import (
     pack_header,
     pack_tail,
 )
+from sessiond.store.lossmeter import LossMeter
 from sessiond.store.reading import use_direct_io
 from sessiond.store.room import require_room
 from sessiond.store.segments import record_of
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sessiond.domain.ids import SegmentId
+    from sessiond.domain.loss import ChunkLoss
     from sessiond.domain.snapshot import ChunkRecord
     from sessiond.store.tree import Tree
 
@@ -95,11 +97,14 @@ class SegmentWriter:
         raw: memoryview,
         codec: Codec,
         before_write: Callable[[], None] | None = None,
+        *,
+        half_bytes: int = 0,
     ) -> ChunkRecord:
         """Write one chunk and return its record.
 
         :param raw: the chunk's bytes, contiguous; must not change before this returns.
         :param before_write: called when it is encoded; may wait, for the chunks before it.
+        :param half_bytes: how K and V alternate (see :class:`LossMeter`), for a lossy codec.
         :raises StoreFullError: there is no room; the segment can still be finished without
             this chunk.
         :raises StoreError: the write failed.
@@ -107,9 +112,9 @@ class SegmentWriter:
         source = np.frombuffer(raw, np.uint8)
         if not 0 < len(source) <= MAX_CHUNK_BYTES:
             raise StoreError(f"A chunk of {len(source)} bytes cannot be stored.")
-        checksum = chunk_checksum(position, self._header.bytes_digest, [source])
         frame = thread_frames().get(align_up(payload_bound_bytes(len(source))))
         used, stored_bytes = thread_coder().encode(codec, source, frame)
+        checksum, loss = self._proof(position, source, used, frame[:stored_bytes], half_bytes)
         frame_bytes = align_up(stored_bytes)
         frame[stored_bytes:frame_bytes] = 0  # nothing of earlier chunks goes to the disk
         entry = IndexEntry(
@@ -125,7 +130,8 @@ class SegmentWriter:
         )
         if before_write is not None:
             before_write()
-        return record_of(self._write_frame(entry, frame[:frame_bytes]), self.segment_id)
+        record = record_of(self._write_frame(entry, frame[:frame_bytes]), self.segment_id)
+        return replace(record, loss=loss)
 
     def finish(self) -> None:
         """Write index and footer and make the segment durable under its name.
@@ -161,6 +167,22 @@ class SegmentWriter:
     def _begin(self) -> None:
         use_direct_io(self._tree.ops, self._file.fd)
         self._write_block(pack_header(self._header))
+
+    def _proof(
+        self,
+        position: ChunkPosition,
+        source: npt.NDArray[np.uint8],
+        codec: Codec,
+        payload: npt.NDArray[np.uint8],
+        half_bytes: int,
+    ) -> tuple[bytes, ChunkLoss]:
+        """Return the checksum of the bytes that will be decoded, and what they lack."""
+        digest = self._header.bytes_digest
+        if codec not in LOSSY:
+            return chunk_checksum(position, digest, [source]), ()
+        meter = LossMeter(LOSSY[codec], source, half_bytes)
+        decoded = thread_coder().decode(codec, payload, len(source))
+        return chunk_checksum(position, digest, meter.watch(decoded.pieces())), meter.loss
 
     def _write_frame(self, entry: IndexEntry, frame: npt.NDArray[np.uint8]) -> IndexEntry:
         """Write a frame at the end; a failure leaves the end where it was."""

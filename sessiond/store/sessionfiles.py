@@ -10,7 +10,6 @@ import contextlib
 import os
 import time
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from sessiond.domain.errors import (
@@ -24,10 +23,9 @@ from sessiond.store import layout
 from sessiond.store.catalogue import read_manifest
 from sessiond.store.fences import Fence, no_fence
 from sessiond.store.fileio import Publish, lock_exclusive, lock_shared
-from sessiond.store.heads import pack_head, unpack_head
+from sessiond.store.heads import pack_head
 from sessiond.store.manifests import pack_manifest
 from sessiond.store.parsed import ParsedFiles
-from sessiond.store.sealed import MAX_SEALED_BYTES
 from sessiond.store.sessions import (
     MAX_SESSION_FILE_BYTES,
     SessionRecord,
@@ -35,7 +33,6 @@ from sessiond.store.sessions import (
     tombstone,
     unpack_session,
 )
-from sessiond.store.tree import list_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,7 +67,7 @@ class SessionFiles:
     ) -> None:
         """Name the files.
 
-        :param parsed: of the store; without it, manifests and heads are read from the disk
+        :param parsed: of the store; without it, manifests are read from the disk
         """
         self._tree, self._keys = tree, keys
         self._parsed = ParsedFiles(0) if parsed is None else parsed
@@ -141,17 +138,6 @@ class SessionFiles:
             folder = layout.heads_folder(self._folder)
             name = layout.head_file(head.engine_id)
             self._tree.write(folder, name, data, Publish.HINT)
-
-    def heads(self) -> list[Head]:
-        """Return the readable heads, one for each engine that left one."""
-        folder = layout.heads_folder(self._folder)
-        try:
-            with self._tree.folder(folder) as folder_fd:
-                names = (n for n in list_names(folder_fd) if n.endswith(layout.HEAD_SUFFIX))
-                found = (self._head(folder, name, folder_fd) for name in names)
-                return [head for head in found if head]
-        except (FileNotFoundError, NotADirectoryError):
-            return []
 
     def delete(self, fence: Fence = no_fence, *, again: bool = False) -> Removed:
         """Write the tombstone, then remove manifests and heads.
@@ -232,14 +218,3 @@ class SessionFiles:
         folder = layout.heads_folder(self._folder)
         heads = sum(self._tree.unlink(folder, name) for name in self._tree.names(folder))
         return Removed(len(generations), heads, frozenset(segments))
-
-    def _head(self, folder: Folder, name: str, folder_fd: int) -> Head | None:
-        unpack = partial(unpack_head, keys=self._keys)
-        try:
-            head = self._parsed.read(
-                self._tree.ops, (folder, name), folder_fd, MAX_SEALED_BYTES, unpack
-            )
-        except (StoreError, OSError):
-            return None  # a head is a hint
-        found = (head.tenant, head.session, layout.head_file(head.engine_id))
-        return head if found == (self._tenant, self._session, name) else None

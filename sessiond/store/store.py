@@ -30,6 +30,7 @@ from sessiond.store.scrublog import ScrubLog, claim_scrub
 from sessiond.store.segments import SegmentReader
 from sessiond.store.segmentwriter import SegmentWriter, new_header
 from sessiond.store.sessionfiles import SessionFiles
+from sessiond.store.sessionlook import SessionLook, SessionLooks
 from sessiond.store.upkeep import Upkeep
 from sessiond.store.verify import Verification, verify
 
@@ -103,6 +104,11 @@ class Store:
         """Remove temporary files whose writer is gone; returns how many."""
         with store_errors("Sweeping temporary files"):
             return self._tree.sweep_tmp()
+
+    def look(self, tenant: TenantId, session: SessionId) -> SessionLook:
+        """Return what a session's folder holds; its newest manifest only if that is of use."""
+        with store_errors("Looking at a session"):
+            return self._looks(tenant, session).everything()
 
     # Snapshots
 
@@ -193,7 +199,12 @@ class Store:
     def read_heads(self, tenant: TenantId, session: SessionId) -> list[Head]:
         """Return one head for each engine that left one; unreadable ones are left out."""
         with store_errors("Reading heads"):
-            return self._session(tenant, session).heads()
+            return self._looks(tenant, session).heads()
+
+    def read_head(self, tenant: TenantId, session: SessionId, engine_id: str) -> Head | None:
+        """Return the head that one engine left; ``None`` if it left none that can be read."""
+        with store_errors("Reading a head"):
+            return self._looks(tenant, session).head(engine_id)
 
     # Sessions
 
@@ -328,3 +339,6 @@ class Store:
 
     def _session(self, tenant: TenantId, session: SessionId) -> SessionFiles:
         return SessionFiles(self._tree, self.keys, tenant, session, self._parsed)
+
+    def _looks(self, tenant: TenantId, session: SessionId) -> SessionLooks:
+        return SessionLooks(self._tree, self.keys, self._parsed, (tenant, session))

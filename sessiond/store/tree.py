@@ -45,6 +45,18 @@ class Tree:
         finally:
             self.ops.close(fd)
 
+    @contextlib.contextmanager
+    def inner_folder(self, name: str, folder_fd: int) -> Iterator[int]:
+        """Open a folder in an open one; yields its descriptor.
+
+        :raises FileNotFoundError: there is none.
+        """
+        fd = self._step(name, folder_fd, create=False)
+        try:
+            yield fd
+        finally:
+            self.ops.close(fd)
+
     def open_folder(self, parts: Folder, *, create: bool = False) -> int:
         """Open a folder; the caller closes the descriptor."""
         fd = self.ops.open(str(self.root), _OPEN_FOLDER)

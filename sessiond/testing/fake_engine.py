@@ -549,6 +549,7 @@ def _info(
         ram_tier_chunks=ram_tier_chunks,
         max_model_tokens=8192,
         vllm_version="0.32.0",
+        lossy=str(facts.get("lossy", "")),
     )
 
 

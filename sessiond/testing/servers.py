@@ -25,7 +25,14 @@ _LOG_TAIL_LINES = 40
 
 
 class ServerFailedError(RuntimeError):
-    """The server ended, or was not ready in time; the message holds the end of its log."""
+    """The server ended, or was not ready in time; the message holds the end of its log.
+
+    :ivar log: all of it: why an engine did not start is often told long before the end
+    """
+
+    def __init__(self, message: str, log: str = "") -> None:
+        super().__init__(message)
+        self.log = log
 
 
 class Server:
@@ -75,11 +82,11 @@ class Server:
         deadline_s = time.monotonic() + timeout_s
         while time.monotonic() < deadline_s:
             if self._process.poll() is not None:
-                raise ServerFailedError(self._failure(f"ended with {self._process.returncode}"))
+                raise self._failure(f"ended with {self._process.returncode}")
             if answers(self._ready_url):
                 return self
             time.sleep(_POLL_S)
-        raise ServerFailedError(self._failure(f"was not ready after {timeout_s:.0f} s"))
+        raise self._failure(f"was not ready after {timeout_s:.0f} s")
 
     def wait_end(self, timeout_s: float = 120.0) -> int:
         """Wait until the server ends by itself and return its exit status."""
@@ -140,9 +147,10 @@ class Server:
             self._kill_members()
             time.sleep(_POLL_S)
 
-    def _failure(self, what: str) -> str:
-        tail = "\n".join(self.log_text().splitlines()[-_LOG_TAIL_LINES:])
-        return f"The server {what}. The end of its log:\n{tail}"
+    def _failure(self, what: str) -> ServerFailedError:
+        log = self.log_text()
+        tail = "\n".join(log.splitlines()[-_LOG_TAIL_LINES:])
+        return ServerFailedError(f"The server {what}. The end of its log:\n{tail}", log)
 
 
 _PR_SET_PDEATHSIG = 1

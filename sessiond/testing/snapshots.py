@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sessiond.domain.fingerprint import FieldClass, Fingerprint
 from sessiond.domain.ids import SegmentId, SessionId, TenantId
 from sessiond.domain.keys import KeyRing
+from sessiond.domain.loss import FP8, LOSSY_FIELD
 from sessiond.domain.snapshot import ChunkRecord, Manifest
 from sessiond.domain.tokens import TokenIds, chain_digests, token_ids
 from sessiond.store.checksums import ChunkPosition
-from sessiond.store.codecs import Codec
+from sessiond.store.codecs import LOSSY, Codec, Coder, payload_bound_bytes
 from sessiond.store.loading import WantedChunk
 
 if TYPE_CHECKING:
@@ -32,10 +33,15 @@ def a_key_ring(fill: int = 7) -> KeyRing:
     return KeyRing.from_server_key(bytes([fill]) * 32)
 
 
-def a_fingerprint(weights: str = "w1") -> Fingerprint:
-    """Return a small fingerprint, with the given weights digest."""
+def a_fingerprint(weights: str = "w1", lossy: str = "") -> Fingerprint:
+    """Return a small fingerprint, with the given weights digest and way of losing something."""
     return Fingerprint(
-        {"weights_digest": weights, "kv_dtype": "bfloat16", "vllm_version": "0.32.0"}
+        {
+            "weights_digest": weights,
+            "kv_dtype": "bfloat16",
+            "vllm_version": "0.32.0",
+            **({LOSSY_FIELD: lossy} if lossy else {}),
+        }
     )
 
 
@@ -89,6 +95,12 @@ class SnapshotPlan:
         """Return the KV bytes of one chunk: always the same for the same context."""
         seed = int.from_bytes(position.chain_digest[:4], "little") + position.group
         return bf16_bytes(seed, self.chunk_bytes)
+
+
+def a_plan(codec: Codec, **fields: Any) -> SnapshotPlan:  # noqa: ANN401 - any field
+    """Return a plan for this codec; a lossy one needs an engine that asks for it."""
+    lossy = FP8 if codec in LOSSY else ""
+    return SnapshotPlan(codec=codec, fingerprint=a_fingerprint(lossy=lossy), **fields)
 
 
 def write_snapshot(
@@ -152,4 +164,14 @@ def load_snapshot(store: Store, manifest: Manifest) -> list[bytes | StoreError]:
 
 def expected_bytes(plan: SnapshotPlan) -> list[bytes]:
     """Return what :func:`load_snapshot` must give for a snapshot written from scratch."""
-    return [plan.raw(position) for position in plan.positions()]
+    return [as_stored(plan.codec, plan.raw(position)) for position in plan.positions()]
+
+
+def as_stored(codec: Codec, raw: bytes) -> bytes:
+    """Return what encoding and decoding makes of bytes: the same, but for a lossy codec."""
+    payload = np.empty(payload_bound_bytes(len(raw)), np.uint8)
+    coder = Coder()
+    used, stored_bytes = coder.encode(codec, np.frombuffer(raw, np.uint8), payload)
+    out = np.empty(len(raw), np.uint8)
+    coder.decode(used, payload[:stored_bytes], len(raw)).copy_to(out)
+    return out.tobytes()

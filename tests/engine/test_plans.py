@@ -94,7 +94,7 @@ def test_a_load_that_costs_more_than_computing_is_not_made(
         calibration = calibration.with_load(
             LoadSample(now - number, Tier.NVME, 2_000_000, CHUNK_TOKENS, 5.0)
         ).with_prefill(PrefillSample(now - number, 0, 256, 0.2))
-    store.calibrations.write(kind_digest(engine), calibration.as_json())
+    store.calibrations.revise(kind_digest(engine), lambda _: calibration.as_json())
     stack.start_daemon()
 
     told = resume(agent, "auto")

@@ -1,6 +1,6 @@
 """``sessionctl resume``."""
 
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -8,7 +8,7 @@ from rich.console import Console
 from sessiond.domain.ids import parse_session_id
 from sessiond_cli.care import plan_policy_choice
 from sessiond_cli.daemon import Answer, Daemon
-from sessiond_cli.formats import count, duration
+from sessiond_cli.formats import count, duration, loss
 from sessiond_cli.longcalls import run_long_call
 from sessiond_cli.options import (
     DEFAULT_URL,
@@ -57,16 +57,15 @@ def resume(  # noqa: PLR0913 - one parameter for each argument and option
 def _print(screen: Console, report: Answer) -> None:
     outcome = report["outcome"]
     restored, total = count(report["tokens_restored"]), count(report["tokens_total"])
-    screen.print(
-        facts(
-            [
-                ("session", report["session_id"]),
-                ("outcome", text(outcome, _STYLES.get(outcome, "yellow"))),
-                ("engine", report["engine_id"] or "-"),
-                ("generation", str(report["generation"] or "-")),
-                ("tokens", f"{restored} of {total}, {count(report['disk_tokens'])} from disk"),
-                ("took", duration(report["seconds"])),
-            ]
-        )
-    )
+    rows: list[tuple[str, Any]] = [
+        ("session", report["session_id"]),
+        ("outcome", text(outcome, _STYLES.get(outcome, "yellow"))),
+        ("engine", report["engine_id"] or "-"),
+        ("generation", str(report["generation"] or "-")),
+        ("tokens", f"{restored} of {total}, {count(report['disk_tokens'])} from disk"),
+        ("took", duration(report["seconds"])),
+    ]
+    if report.get("lossy"):  # daemons of earlier versions do not tell
+        rows.append(("lossy", loss(report["lossy"])))
+    screen.print(facts(rows))
     print_causes(screen, report["causes"])

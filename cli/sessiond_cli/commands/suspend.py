@@ -8,7 +8,7 @@ from rich.console import Console
 from sessiond.domain.ids import parse_session_id
 from sessiond_cli.care import on_evicted_choice
 from sessiond_cli.daemon import Answer, Daemon
-from sessiond_cli.formats import count, duration, size
+from sessiond_cli.formats import count, duration, loss, size
 from sessiond_cli.longcalls import run_long_call
 from sessiond_cli.options import (
     DEFAULT_URL,
@@ -65,6 +65,8 @@ def _print(screen: Console, report: Answer) -> None:
         ("written", written),
         ("took", duration(report["seconds"])),
     ]
+    if snapshot.get("lossy"):  # daemons of earlier versions do not tell
+        rows.append(("lossy", loss(snapshot["lossy"])))
     if report["missing_tokens"]:
         rows.append(("missing", f"{count(report['missing_tokens'])} tokens"))
     if report["recomputed_tokens"]:

@@ -74,7 +74,7 @@ class LoadPlan:
         bytes_digest: bytes,
         pace: ReadPace = DEFAULT_PACE,
     ) -> Filling:
-        """Return the work of filling slots; a slot is touched only with verified bytes.
+        """Return the work of filling slots; bytes that are not proven do not stay in one.
 
         :param items: pairs of (chunk number, slot)
         """

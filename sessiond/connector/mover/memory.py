@@ -104,7 +104,8 @@ def _needed_bytes(shares: Shares, chunk_bytes: int) -> int:
     frame = align_up(payload_bound_bytes(chunk_bytes))
     run = _huge(max(frame, shares.pace.run_bytes))
     reader = (2 if shares.pace.ahead else 1) * run + _huge(chunk_bytes) + _THREAD_BYTES
-    writer = _huge(frame) + _huge(chunk_bytes // 2) + frame // 2 + _THREAD_BYTES
+    # Beside the frame, half a chunk: a plane of it, or what was decoded again to measure a loss.
+    writer = _huge(frame) + _huge(chunk_bytes // 2 + chunk_bytes // 64) + frame // 2 + _THREAD_BYTES
     threads = shares.read_threads * reader + shares.write_threads * writer
     return _BASE_BYTES + shares.plans_bytes + TRIAL_BYTES + threads
 

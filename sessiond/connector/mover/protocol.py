@@ -45,6 +45,7 @@ class Hello(Message):
     write_threads: int
     memory_bytes: int  #: what the mover may take beside the region
     segment_limit_bytes: int
+    half_bytes: int = 0  #: K and V alternate in runs of so many bytes; 0: it is not known how
     floor_bytes: int | None = None  #: of the file system, to stay free; ``None``: the default
 
 

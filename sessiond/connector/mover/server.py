@@ -21,18 +21,21 @@ from sessiond.connector.mover.failures import as_json, cause_of
 from sessiond.connector.mover.heads import head_of
 from sessiond.connector.mover.loadjobs import LoadJob
 from sessiond.connector.mover.loads import LoadPlan, open_load
+from sessiond.connector.mover.lossy import lossy_codec
 from sessiond.connector.mover.memory import PlanRoom, divide, plan_bytes
 from sessiond.connector.mover.meter import MeteredOps
 from sessiond.connector.mover.priority import ReadGate
+from sessiond.connector.mover.progress import now_and_then
 from sessiond.connector.mover.suspends import SuspendPlan
 from sessiond.connector.mover.writes import ChunkWriters
 from sessiond.domain.errors import SessiondError
 from sessiond.domain.fingerprint import FieldClass, Fingerprint
 from sessiond.domain.keys import KeyRing
 from sessiond.domain.kvgroups import groups_of
+from sessiond.domain.loss import LOSSY_FIELD
 from sessiond.domain.reasons import Cause, Reason
 from sessiond.domain.tokens import TOKEN_BYTES
-from sessiond.store import planes
+from sessiond.store import fp8kernels, planes
 from sessiond.store.codecchoice import Speeds, choose_codec
 from sessiond.store.codecs import Codec
 from sessiond.store.keyfile import load_server_key
@@ -57,6 +60,8 @@ class Mover:
         self._region = region
         # Compiled on first use, which takes a second: now, while the engine boots.
         planes.kernels()
+        if LOSSY_FIELD in hello.fingerprint:
+            fp8kernels.kernels()
         self._raw_send = send
         self._send_lock = threading.Lock()
         self._ops = MeteredOps()
@@ -73,6 +78,7 @@ class Mover:
         self._fingerprint = Fingerprint(hello.fingerprint)
         self._bytes_digest = self._fingerprint.digest(FieldClass.BYTES)
         self._groups = groups_of(self._fingerprint, hello.chunk_tokens)
+        self._lossy = lossy_codec(self._fingerprint)
         self._gate = ReadGate()
         self._reads = ThreadPoolExecutor(self._shares.read_threads, "read")
         # Opening a snapshot waits for reads of data if both share threads; it must not.
@@ -122,8 +128,8 @@ class Mover:
             self._raw_send(message)
 
     def _progress_of(self, job: protocol.Load | protocol.Store) -> Callable[[], None]:
-        """Return what tells the tier that the job has moved something."""
-        return lambda: self._send(protocol.Progress(job.job_id))
+        """Return what tells the tier, now and then, that the job has moved something."""
+        return now_and_then(lambda: self._send(protocol.Progress(job.job_id)))
 
     def _write_head(self, message: protocol.WriteHead) -> None:
         try:
@@ -218,6 +224,8 @@ class Mover:
 
     def _choose_codec(self, raw: memoryview) -> Codec:
         """Return the codec for a segment that begins with this chunk."""
+        if self._lossy is not None:
+            return self._lossy
         if self._hello.codec != "auto":
             return Codec[self._hello.codec.upper().replace("-", "_")]
         assumed = Speeds()

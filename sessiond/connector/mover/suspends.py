@@ -93,7 +93,9 @@ class SuspendPlan:
         group = self._groups.group(number)
         position = ChunkPosition(group, at * size, (at + 1) * size, self._chain[at])
         writer, codec = self._writer(raw)
-        self._written[number] = writer.append(position, raw, codec, before_write)
+        self._written[number] = writer.append(
+            position, raw, codec, before_write, half_bytes=self._hello.half_bytes
+        )
 
     def fail(self, cause: Cause) -> None:
         """Remember why nothing more is written; what came before it may still be committed."""
@@ -229,4 +231,5 @@ class SuspendPlan:
             seconds=time.monotonic() - self._began_s,
             engine_id=EngineId(manifest.engine_id),
             model="",
+            lossy=manifest.loss,
         )

@@ -91,7 +91,7 @@ def _decode(data: bytes) -> None:
     payload = np.frombuffer(data[5:], np.uint8)
     claimed = max(raw_bytes % _MAX_RAW_BYTES, len(payload))
     with refused():
-        decoded = Coder().decode(codec % 4, payload, claimed)
+        decoded = Coder().decode(codec % (len(Codec) + 1), payload, claimed)
         if len(decoded) != claimed:
             raise AssertionError("A decoded chunk has another length than was asked for.")
 

@@ -14,8 +14,10 @@ from sessiond.domain.errors import (
     SessionNotFoundError,
 )
 from sessiond.domain.ids import DEFAULT_TENANT, SessionId, TenantId
+from sessiond.domain.loss import RelativeError, SnapshotLoss
 from sessiond.domain.session import OperationKind, OperationStatus
 from sessiond.registry import Registry
+from sessiond.registry.rows import summary_json, to_summary
 from sessiond.testing.values import NOW_UNIX_S, a_session, a_summary, an_operation
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ def listed(registry: Registry, **filters: Any) -> list[str]:  # noqa: ANN401 - a
             resumed_on="e" * 32,
             last_outcome="partial",
             last_reason="kv_evicted",
-            snapshot=a_summary(7),
+            snapshot=a_summary(7, lossy=SnapshotLoss("fp8", {"k": RelativeError(0.02, 0.04)})),
         ),
         a_session("gone", deleted=True),
     ],
@@ -265,3 +267,9 @@ def test_a_value_that_postgresql_cannot_hold(postgres_url: str) -> None:
         with pytest.raises(InvalidInputError):
             registry.create_session(a_session(model=model))
     registry.close()
+
+
+def test_a_snapshot_of_an_earlier_version_is_not_lossy() -> None:
+    old = summary_json(a_summary())
+    del old["lossy"]
+    assert to_summary(old) == a_summary()

@@ -18,9 +18,11 @@ from sessiond.api.gates import AuthGate, BodyGate
 from sessiond.api.gateway import GatewayPolicy, gateway_routes
 from sessiond.domain.errors import SessionNotFoundError
 from sessiond.domain.ids import DEFAULT_TENANT, SessionId, TenantId
+from sessiond.domain.plans import PlanPolicy
 from sessiond.domain.tickets import TicketOp
 from sessiond.domain.turnoutcome import TurnOutcome
 from sessiond.service.calls import Passage
+from sessiond.service.enginework import PATIENCE_S
 from sessiond.service.turnresults import TurnResults
 from sessiond.service.turntrail import turn_json
 from sessiond.testing import fake_tokenizer
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from sessiond.domain.session import Event
+    from sessiond.service.catalogue import Changes
     from sessiond.testing.fake_engine import FakeEngine
 
 pytestmark = pytest.mark.anyio
@@ -313,6 +316,34 @@ async def test_a_turn_counts_as_a_restore_until_its_first_token(
         holds.set()
         assert b"load" in b"".join([part async for part in parts])  # what its comment tells
         await answer.aclose()
+
+
+async def test_a_turn_counts_as_the_engine_s_work_until_it_has_ended(
+    world: World, engine: FakeEngine, gate: httpx.AsyncClient
+) -> None:
+    services, context = world.services, world.services.context
+    await services.planner.calibrator.see(engine.info)
+    engine.times.prefill_token_s = 1.0
+    await gate.post(COMPLETIONS, json=body_of(), headers=OURS)
+    changes: Changes = {"plan_policy": PlanPolicy.NEVER_LOAD}
+    await services.catalogue.change(DEFAULT_TENANT, AGENT, changes)
+    report(await world.suspend())
+    await services.planner.calibrator.settle()
+    world.kill_engine(engine)
+    async with world.listening_engine() as fresh:
+
+        def busy_s() -> float:
+            late_unix_s = context.now() + PATIENCE_S  # a ticket alone does not count any more
+            return context.plans.work.busy_s(fresh.info.engine_id, late_unix_s)
+
+        begins = fresh.faults.gates["turn"] = asyncio.Event()
+        turn = asyncio.create_task(gate.post(COMPLETIONS, json=body_of(), headers=OURS))
+        await until(lambda: len(fresh.seen) == 1)
+        assert busy_s() > 0.0
+        begins.set()
+        await turn
+        await services.sweeper.sweep()
+        assert busy_s() == 0.0
 
 
 async def test_two_first_turns_at_once_both_succeed(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessiond_cli.formats import age, count, duration, plain, size
+from sessiond_cli.formats import age, count, duration, loss, plain, size
 
 _FACTORS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "PiB": 1 << 50}
 
@@ -59,3 +59,14 @@ def test_plain_text_cannot_steer_a_terminal(text: str) -> None:
     shown = plain(text)
     assert len(shown) == len(text)
     assert re.sub("\n", "", shown).isprintable()
+
+
+def test_what_was_lost_is_told_of_k_and_v() -> None:
+    errors = {
+        "k": {"rms": 0.0262, "largest": 0.045},
+        "v": {"rms": 0.0261, "largest": 0.0449},
+    }
+    assert loss({"way": "fp8", "errors": errors}) == (
+        "fp8, of K 2.62% (largest 4.50%), of V 2.61% (largest 4.49%)"
+    )
+    assert loss({"way": "fp8", "errors": {}}) == "fp8"

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from sessiond.connector.frontend import Frontend
 from sessiond.connector.layers import LayerFacts
+from sessiond.domain.errors import ConfigurationError
 from sessiond.domain.fingerprint import FIELDS, Fingerprint, compare
 from sessiond.testing.configured import (
     LAYERS,
@@ -23,6 +25,7 @@ from sessiond.testing.configured import (
     Change,
     fingerprint,
     make_checkpoint,
+    read,
     vllm_imported,
 )
 
@@ -206,7 +209,35 @@ def test_what_decides_nothing_changes_nothing(model: Path, change: Change) -> No
 
 
 def test_an_engine_reports_every_field_and_no_other(model: Path) -> None:
-    assert fingerprint(model).fields.keys() == FIELDS.keys()
+    # How KV is stored with loss is a field only of engines that do.
+    assert fingerprint(model).fields.keys() == FIELDS.keys() - {"lossy"}
+
+
+def test_storing_with_loss_is_a_fact_and_needs_16_bit_numbers(model: Path) -> None:
+    _, facts = read(model, Change("nothing", ""))
+    assert facts.stored("") is facts
+    assert {**facts.stored("fp8").fields} == {**facts.fields, "lossy": "fp8"}
+    _, wide = read(model, Change("float32", "", options={"dtype": "float32"}))
+    with pytest.raises(ConfigurationError, match="not of float32"):
+        wide.stored("fp8")
+
+
+def test_k_and_v_are_told_apart_where_it_is_known_how_they_lie() -> None:
+    from vllm.v1 import kv_cache_interface as kv  # noqa: PLC0415 - slow
+
+    from sessiond.connector.kvfacts import half_bytes  # noqa: PLC0415 - slow
+
+    sizes: dict[str, Any] = {"block_size": 128, "num_kv_heads": 3, "dtype": torch.bfloat16}
+    ordinary = kv.FullAttentionSpec(head_size=64, **sizes)
+    wider = kv.FullAttentionSpec(head_size=128, **sizes)
+    latent = kv.MLAAttentionSpec(**{**sizes, "num_kv_heads": 1}, head_size=576)
+
+    def halves(*specs: Any) -> int:  # noqa: ANN401 - vLLM's
+        groups = [kv.KVCacheGroupSpec([str(place)], spec) for place, spec in enumerate(specs)]
+        return half_bytes(kv.KVCacheConfig(8, [], groups))
+
+    assert halves(ordinary) == halves(ordinary, ordinary) == 128 * 64 * 2
+    assert halves(latent) == halves(ordinary, wider) == halves(ordinary, latent) == 0
 
 
 def test_where_a_model_lies_does_not_matter(model: Path) -> None:
@@ -219,7 +250,7 @@ def test_every_field_has_a_row() -> None:
     tested = {change.changes for change in TABLE} | set().union(*(fields for _, fields in SEVERAL))
     by_version = {"connector_format", "vllm_series", "vllm_version", "torch_version"}
     by_machine = {"platform", "sessiond_version"}
-    of_their_own = {"revision", "kv_scales", "model_runner"}  # below
+    of_their_own = {"revision", "kv_scales", "model_runner", "lossy"}
     assert tested | by_version | by_machine | of_their_own == FIELDS.keys()
 
 

@@ -14,7 +14,7 @@ from sessiond.connector.settings import (
     ConnectorSettings,
 )
 from sessiond.domain.errors import ConfigurationError
-from sessiond.store.codecs import Codec
+from sessiond.store.codecs import LOSSY, Codec
 
 GIVEN = {"root": "/data/store", "key_file": "/data/key"}
 
@@ -30,7 +30,8 @@ def test_the_two_paths_are_enough() -> None:
 def test_every_setting_can_be_given() -> None:
     given: dict[str, Any] = {
         "url": "http://here:8000",
-        "codec": "raw",
+        "codec": "auto",
+        "lossy": "fp8",
         "read_threads": 3,
         "write_threads": 2,
         "mover_memory_bytes": 1 << 28,
@@ -119,5 +120,17 @@ def test_a_wrong_value_is_refused_with_the_settings_name(
         read(**{name: value})
 
 
-def test_every_codec_of_the_store_can_be_chosen() -> None:
-    assert {"auto", *(codec.name.lower().replace("_", "-") for codec in Codec)} == set(CODECS)
+def test_every_lossless_codec_of_the_store_can_be_chosen() -> None:
+    names = {codec.name.lower().replace("_", "-") for codec in Codec if codec not in LOSSY}
+    assert {"auto", *names} == set(CODECS)
+
+
+def test_loss_is_off_by_default_and_never_beside_a_pinned_codec() -> None:
+    assert read().lossy == ""
+    assert read(lossy="fp8", codec="auto").lossy == "fp8"
+    for codec in ("raw", "planar-zstd"):
+        with pytest.raises(ConfigurationError, match="Either 'codec'"):
+            read(lossy="fp8", codec=codec)
+    for unknown in ("fp4", "raw", True, None):
+        with pytest.raises(ConfigurationError, match="'lossy'"):
+            read(lossy=unknown)

@@ -5,6 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sessiond.domain.calibration import ASSUMED, Calibration, read_calibration
 from sessiond.domain.canonical import JsonValue, canonical_json
@@ -101,6 +103,62 @@ def test_what_a_probe_assumes_counts_until_something_is_measured() -> None:
     assert Calibration().curves(5.0, assumed).loads[Tier.NVME] == fast
     curves = Calibration().with_load(LOAD).curves(5.0, assumed)
     assert curves.loads[Tier.NVME].trust.samples == 1
+
+
+SAMPLES = st.lists(
+    st.builds(
+        LoadSample,
+        st.integers(1, 200).map(float),
+        st.sampled_from([Tier.RAM, Tier.NVME]),
+        st.sampled_from([1, 1 << 10, 1 << 20]),
+        st.just(256),
+        st.sampled_from([0.1, 0.2]),
+    ),
+    max_size=100,
+)
+PREFILLS = st.lists(
+    st.builds(
+        PrefillSample, st.integers(1, 200).map(float), st.just(0), st.integers(1, 9), st.just(1.0)
+    ),
+    max_size=100,
+)
+
+
+@st.composite
+def calibrations(draw: st.DrawFn) -> Calibration:
+    """Return what a daemon knows after some time."""
+    known = Calibration()
+    for load in draw(SAMPLES):
+        known = known.with_load(load)
+    for prefill in draw(PREFILLS):
+        known = known.with_prefill(prefill)
+    if draw(st.booleans()):
+        known = known.without_loads(Tier.NVME, float(draw(st.integers(1, 200))))
+    return known
+
+
+@settings(max_examples=40)
+@given(calibrations(), calibrations())
+def test_what_two_know_is_the_same_whoever_adds_it(one: Calibration, other: Calibration) -> None:
+    both = one.merged_with(other)
+    assert both == other.merged_with(one)
+    assert both.merged_with(one) == both == both.merged_with(other)
+    assert set(both.loads) <= {*one.loads, *other.loads}
+    assert set(both.prefills) <= {*one.prefills, *other.prefills}
+    since = both.loads_since_unix_s.get(Tier.NVME, 0.0)
+    assert all(load.at_unix_s >= since for load in both.loads if load.tier is Tier.NVME)
+    written = json.loads(canonical_json(both.as_json()))
+    assert read_calibration(written).calibration == both
+
+
+def test_what_an_earlier_version_wrote_is_read() -> None:
+    value = Calibration((LOAD,), (PREFILL,)).as_json()
+    del value["loads_since_unix_s"]
+    assert read_calibration(value).calibration == Calibration((LOAD,), (PREFILL,))
+    odd_values: list[JsonValue] = ["soon", [], {"nvme": "soon"}, {"tape": 5.0}, {"nvme": -1}]
+    for odd in odd_values:
+        read = read_calibration({**value, "loads_since_unix_s": odd})
+        assert read.calibration.loads == (LOAD,)
 
 
 def test_a_recovered_tier_begins_anew() -> None:

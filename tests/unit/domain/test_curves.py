@@ -24,8 +24,8 @@ from sessiond.domain.samples import LoadSample, PrefillSample, Tier
 MIB = 1 << 20
 GIB = 1 << 30
 ASSUMED = ASSUMED_LOADS[Tier.NVME]
-DISK = LoadCurve(Tier.NVME, 0.020, 2.5 * GIB, 0.3)
-MODEL = PrefillCurve(0.030, 0.0003, 2e-8, 0.5)
+DISK = LoadCurve(Tier.NVME, 0.020, 2.5 * GIB, 0.3, 0.050)
+MODEL = PrefillCurve(0.030, 0.0003, 2e-8, 0.5, 0.060)
 SIZES = [MIB << step for step in range(11)]
 SLICES = [(0, 256), (0, 1024), (0, 4096), (0, 16_000), (8000, 12_000), (15_000, 16_000)]
 
@@ -36,8 +36,9 @@ def loads(count: int, noise: float = 0.0, seed: int = 1, now: float = 1000.0) ->
     made = []
     for at in range(count):
         size, others = round(MIB * 2 ** chance.uniform(0, 10)), float(chance.randrange(4))
-        alone = DISK.fixed_s + size / DISK.bytes_per_s
-        seconds = alone * (1 + DISK.slowdown * others) * math.exp(chance.gauss(0, noise))
+        waits = DISK.fixed_s + DISK.wait_s * others
+        exact = waits + size / DISK.bytes_per_s * (1 + DISK.slowdown * others)
+        seconds = exact * math.exp(chance.gauss(0, noise))
         made.append(LoadSample(now - count + at, Tier.NVME, size, 1, seconds, others=others))
     return made
 
@@ -49,8 +50,9 @@ def prefills(count: int, noise: float = 0.0, seed: int = 1) -> list[PrefillSampl
     for at in range(count):
         end = round(2 ** chance.uniform(7, 14))
         begin, others = chance.choice([0, 0, end // 2, end * 9 // 10]), float(chance.randrange(4))
-        alone = sum_of_costs(begin, end)
-        seconds = alone * (1 + MODEL.slowdown * others) * math.exp(chance.gauss(0, noise))
+        waits = MODEL.fixed_s + MODEL.wait_s * others
+        exact = waits + sum_of_costs(begin, end) * (1 + MODEL.slowdown * others)
+        seconds = exact * math.exp(chance.gauss(0, noise))
         made.append(PrefillSample(1000.0 - count + at, begin, end, seconds, others))
     return made
 
@@ -58,7 +60,7 @@ def prefills(count: int, noise: float = 0.0, seed: int = 1) -> list[PrefillSampl
 def sum_of_costs(begin: int, end: int) -> float:
     """Return what the tokens cost one by one."""
     positions = (end - begin) * (begin + end) / 2
-    return MODEL.fixed_s + MODEL.per_token_s * (end - begin) + MODEL.per_token2_s * positions
+    return MODEL.per_token_s * (end - begin) + MODEL.per_token2_s * positions
 
 
 def load_errors(curve: LoadCurve, truth: LoadCurve = DISK) -> list[float]:
@@ -68,6 +70,11 @@ def load_errors(curve: LoadCurve, truth: LoadCurve = DISK) -> list[float]:
         for size in SIZES
         for others in (0.0, 2.0)
     ]
+
+
+def at(curve: LoadCurve, sample: LoadSample) -> float:
+    """Return how long the curve says that a load takes which was measured."""
+    return curve.estimate(sample.stored_bytes, sample.others).likely_s
 
 
 def prefill_errors(curve: PrefillCurve, truth: PrefillCurve = MODEL) -> list[float]:
@@ -117,6 +124,49 @@ def test_a_fifth_of_wild_prefills_hardly_moves_the_estimates(factor: float) -> N
         for number, one in enumerate(honest)
     ]
     assert max(prefill_errors(fit_prefill(wild, 1000.0), fit_prefill(honest, 1000.0))) < 0.12
+
+
+@settings(max_examples=15)
+@given(
+    st.integers(0, 1000),
+    st.sampled_from([0.001, 0.01, 0.1]),
+    st.sampled_from([0.1 * GIB, GIB, 8 * GIB]),
+    st.sampled_from([0.0, 0.05, 0.5]),
+    st.sampled_from([0.0, 0.002, 0.02, 0.1]),
+)
+def test_what_others_cost_is_found_whatever_it_is(
+    seed: int, fixed_s: float, bytes_per_s: float, slowdown: float, wait_s: float
+) -> None:
+    truth = LoadCurve(Tier.NVME, fixed_s, bytes_per_s, slowdown, wait_s)
+    honest = loads(64, 0.1, seed)
+    made = [
+        replace(one, seconds=one.seconds * truth_s / disk_s)
+        for one in honest
+        for truth_s, disk_s in [[at(curve, one) for curve in (truth, DISK)]]
+    ]
+    assert median(load_errors(fit_load(made, 1000.0, ASSUMED), truth)) < 0.1
+
+
+def test_a_small_load_waits_for_others_and_a_large_one_hardly_longer() -> None:
+    made = [
+        LoadSample(990.0 + at, Tier.NVME, size, 1, 0.01 + 0.06 * others + size / GIB, others=others)
+        for at in range(8)
+        for size in (MIB, 512 * MIB)
+        for others in (0.0, 1.0, 3.0)
+    ]
+    curve = fit_load(made, 1000.0, ASSUMED)
+    assert curve.wait_s == pytest.approx(0.06, rel=0.1)
+    assert curve.slowdown < 0.02
+    assert curve.estimate(MIB, 3.0).likely_s == pytest.approx(0.191, rel=0.1)
+    assert curve.estimate(512 * MIB, 3.0).likely_s == pytest.approx(0.69, rel=0.1)
+
+
+def test_what_others_cost_is_as_assumed_until_there_were_some() -> None:
+    alone = [LoadSample(990.0, Tier.NVME, size, 1, 0.01 + size / GIB) for size in SIZES]
+    curve = fit_load(alone, 1000.0, ASSUMED)
+    believed = ASSUMED.wait_s * ASSUMED.bytes_per_s  # the scale is measured, the shape is not
+    assert curve.wait_s * curve.bytes_per_s == pytest.approx(believed, rel=0.01)
+    assert curve.slowdown == pytest.approx(ASSUMED.slowdown, rel=0.01)
 
 
 def test_most_new_times_are_within_the_bounds() -> None:
@@ -175,7 +225,7 @@ def test_no_tokens_take_no_time() -> None:
 def test_the_cost_of_a_token_grows_with_its_position() -> None:
     first, last = MODEL.seconds(0, 1024), MODEL.seconds(15_360, 16_384)
     assert last - first == pytest.approx(MODEL.per_token2_s * 1024 * 15_360)
-    assert first == pytest.approx(sum_of_costs(0, 1024))
+    assert first == pytest.approx(MODEL.fixed_s + sum_of_costs(0, 1024))
 
 
 def test_newer_samples_weigh_more() -> None:
@@ -183,7 +233,9 @@ def test_newer_samples_weigh_more() -> None:
     slow = [replace(one, at_unix_s=0.0) for one in old]
     fast = [replace(one, seconds=one.seconds / 4, at_unix_s=4 * HALF_LIFE_S) for one in old[:10]]
     curve = fit_load([*slow, *fast], 4 * HALF_LIFE_S, ASSUMED)
-    quarter = replace(DISK, fixed_s=DISK.fixed_s / 4, bytes_per_s=DISK.bytes_per_s * 4)
+    quarter = LoadCurve(
+        Tier.NVME, DISK.fixed_s / 4, DISK.bytes_per_s * 4, DISK.slowdown, DISK.wait_s / 4
+    )
     assert median(load_errors(curve, quarter)) < 0.1
 
 

@@ -15,6 +15,9 @@ FINGERPRINTS = st.dictionaries(
     st.sampled_from(NAMES), st.sampled_from([0, 1, True, None, 1.0, "1", [1], {"a": 1}])
 ).map(Fingerprint)
 
+#: An engine that stores KV as it is has no field that says so.
+REQUIRED = [name for name in FIELDS if name != "lossy"]
+
 
 def changed(name: str, value: Any) -> Fingerprint:  # noqa: ANN401 - any JSON value
     return Fingerprint({**FULL, name: value})
@@ -32,7 +35,7 @@ def test_a_field_that_differs_is_named_with_its_own_reason(name: str) -> None:
     assert (mismatch.cause.stored, mismatch.cause.live) == ("old", "new")
 
 
-@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize("name", REQUIRED)
 def test_a_field_that_the_live_side_lacks_is_a_mismatch(name: str) -> None:
     (mismatch,) = compare(Fingerprint(FULL), lacking(name))
     assert mismatch.field_class is FIELDS[name].field_class
@@ -40,12 +43,24 @@ def test_a_field_that_the_live_side_lacks_is_a_mismatch(name: str) -> None:
     assert (mismatch.cause.detail, mismatch.cause.live) == (name, None)
 
 
-@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize("name", REQUIRED)
 def test_a_field_that_the_stored_side_lacks_is_a_mismatch(name: str) -> None:
     (mismatch,) = compare(lacking(name), Fingerprint(FULL))
     assert mismatch.field_class is FIELDS[name].field_class
     assert mismatch.cause.reason is Reason.UNKNOWN_FIELD_MISMATCH
     assert (mismatch.cause.detail, mismatch.cause.stored) == (name, None)
+
+
+def test_lossy_kv_is_for_engines_that_ask_for_it_and_no_other_is_for_those() -> None:
+    lossy, plain = changed("lossy", "fp8"), lacking("lossy")
+    for stored, live in ((lossy, plain), (plain, lossy), (lossy, changed("lossy", "fp7"))):
+        (mismatch,) = compare(stored, live)
+        assert mismatch.field_class is FieldClass.BYTES
+        assert mismatch.cause.reason is Reason.LOSSY_MISMATCH
+        assert mismatch.cause.stored == stored.fields.get("lossy")
+        assert mismatch.cause.live == live.fields.get("lossy")
+    assert plain.digest(FieldClass.BYTES) != lossy.digest(FieldClass.BYTES)
+    assert compare(lossy, lossy) == []
 
 
 def test_a_field_of_another_version_forbids_loading() -> None:

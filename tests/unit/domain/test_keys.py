@@ -75,6 +75,13 @@ def test_names_of_different_kinds_never_meet() -> None:
     assert len(made) == 4
 
 
+def test_an_engine_that_stores_with_loss_has_salts_of_its_own() -> None:
+    tenant = TenantId("acme")
+    salts = {RING.cache_salt(tenant, adapter, way) for adapter in ("", "a") for way in ("", "fp8")}
+    assert len(salts) == 4
+    assert RING.cache_salt(tenant, "", "") == RING.cache_salt(tenant)
+
+
 @given(salt=st.text(max_size=80))
 def test_a_salts_hash_is_short_hex_and_not_the_salt(salt: str) -> None:
     if any(0xD800 <= ord(character) < 0xE000 for character in salt):

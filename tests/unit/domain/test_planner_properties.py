@@ -74,9 +74,7 @@ def test_of_one_tier_all_or_nothing_is_loaded(inputs: PlanInputs) -> None:
 def test_a_plan_is_sane_whatever_it_is_made_from(
     inputs: PlanInputs, policy: PlanPolicy, engine: Estimate, load: Estimate
 ) -> None:
-    inputs = replace(
-        inputs, policy=policy, objective_s=0.5, engine_queue=engine, load_queue=load, deadline_s=2.0
-    )
+    inputs = replace(inputs, policy=policy, objective_s=0.5, engine_queue=engine, load_queue=load)
     found = plan(inputs)
     for way in (found.recompute, found.expected, found.load or found.recompute):
         assert 0.0 <= way.ready.low_s <= way.ready.likely_s <= way.ready.high_s
@@ -85,10 +83,6 @@ def test_a_plan_is_sane_whatever_it_is_made_from(
     assert found.load_tokens <= inputs.target_tokens
     if found.choice is PlanChoice.PARTIAL:
         assert found.causes
-    if found.loads:
-        assert found.load is not None
-        loaded = found.load.load_queue_s + found.load.lookup_s + found.load.read_s
-        assert loaded <= 2.0 + 1e-9
     assert json.loads(canonical_json(found.as_json()))["choice"] == found.choice.value
 
 

@@ -40,15 +40,14 @@ def test_a_part_says_what_is_computed() -> None:
     part = replace(
         LOAD, load_tokens=6144, engine_queue_s=0.5, prefill_s=0.02, prefill_from_token=6144
     )
-    cause = Cause(Reason.LOAD_TOO_LATE, "deadline of 0.040 s")
+    cause = Cause(Reason.RAM_TIER_TOO_SMALL, "room for 6144 tokens")
     rows = plan_table(replace(WINS, choice=PlanChoice.PARTIAL, load=part, causes=(cause,)))
     assert rows[0][1] == (
         f"{READ} (256 MiB, 6,144 tokens), "
         "then queue 0.500 s, prefill 0.020 s (2,048 tokens), ready in 0.035 s (0.030 to 0.045)"
     )
-    assert rows[-1] == (
-        "why", "Loading more would end after its deadline (deadline of 0.040 s)."
-    )  # fmt: skip
+    why = "The RAM tier holds fewer chunks than the context has (room for 6144 tokens)."
+    assert rows[-1] == ("why", why)
 
 
 @pytest.mark.parametrize(

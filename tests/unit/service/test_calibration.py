@@ -24,6 +24,7 @@ from sessiond.testing.fake_engine import FakeEngine
 from sessiond.testing.world import AGENT, QUICK, World, open_world, report, text
 
 pytestmark = pytest.mark.anyio
+PREFILL = PrefillSample(1.0, 0, 64, 0.1)
 LIMITS = replace(QUICK, plan_policy=PlanPolicy.AUTO)
 
 
@@ -104,6 +105,50 @@ async def test_it_is_kept_over_a_restart(auto: World, tmp_path: Path) -> None:
         assert not kind.is_unsaved
         (path,) = (again.store.root / "calibration").iterdir()
         assert path.stem == kind.digest
+
+
+async def test_daemons_of_one_store_add_to_each_other_s_measurements(
+    auto: World, tmp_path: Path
+) -> None:
+    engine = auto.start_engine()
+    await come_and_go(auto, engine)
+    async with open_world(tmp_path / "first", limits=LIMITS) as other:
+        mine, theirs = (one.services.planner.calibrator for one in (auto, other))
+        kinds = [kind_of(auto, engine), await theirs.see(engine.info)]
+        measured = [replace(PREFILL, at_unix_s=float(at)) for at in (1, 2)]
+        for calibrator, kind, sample in zip((mine, theirs), kinds, measured, strict=True):
+            calibrator.add_prefill(kind, sample)
+        for calibrator in (mine, theirs):
+            await calibrator.save()
+        value = auto.store.calibrations.read(kinds[0].digest)
+        assert value is not None
+        kept = read_calibration(value).calibration
+        assert set(kept.prefills) >= set(measured)
+        assert kept.loads == kinds[0].calibration.loads != ()
+        assert kinds[1].calibration == kept  # whoever saves last knows all
+        await theirs.settle()
+        assert kinds[1].curves.loads[Tier.NVME].trust.samples == 1
+
+
+async def test_what_was_forgotten_is_not_brought_back_by_another_daemon(
+    auto: World, tmp_path: Path
+) -> None:
+    engine = auto.start_engine()
+    await come_and_go(auto, engine)
+    mine, kind = auto.services.planner.calibrator, kind_of(auto, engine)
+    await mine.save()
+    async with open_world(tmp_path / "first", limits=LIMITS) as other:
+        theirs = other.services.planner.calibrator
+        same = await theirs.see(engine.info)
+        assert same.calibration.loads != ()
+        mine.forget_loads(kind, Tier.NVME, auto.services.context.now() + 1.0)
+        await mine.save()
+        theirs.add_prefill(same, PREFILL)
+        await theirs.save()
+        assert same.calibration.loads == ()
+        value = auto.store.calibrations.read(kind.digest)
+        assert value is not None
+        assert value["loads"] == []
 
 
 @pytest.mark.parametrize("data", ["{", '{"version": 2, "loads": [], "prefills": []}'])

@@ -197,6 +197,25 @@ async def test_what_was_evicted_is_not_asked_for_at_every_sweep(
 
 
 @pytest.mark.anyio
+async def test_what_is_all_gone_is_left_alone_though_it_failed_before(
+    world: World, engine: FakeEngine
+) -> None:
+    engine.faults.refusals["suspend"] = Reason.STORE_FAILED
+    world.pass_time(IDLE_S + 1)
+    assert (await world.services.sweeper.sweep()).failed == 1
+    engine.faults.refusals.clear()
+    engine.evict()
+    world.pass_time(3600)
+    assert (await world.services.sweeper.sweep()).failed == 1
+    for _ in range(3):
+        world.pass_time(10 * 3600)
+        assert (await world.services.sweeper.sweep()).due == 0
+    await world.turn(AGENT, text(130))
+    world.pass_time(IDLE_S + 1)
+    assert (await world.services.sweeper.sweep()).suspended == 1
+
+
+@pytest.mark.anyio
 async def test_what_is_skipped_is_no_failure_and_stays_skipped(
     world: World, engine: FakeEngine
 ) -> None:

@@ -11,7 +11,10 @@ import pytest
 from sqlalchemy import Engine, event
 
 from sessiond.domain.ids import DEFAULT_TENANT
+from sessiond.registry import Registry
 from sessiond.registry.lookup import Lookup
+from sessiond.store.sessionfiles import SessionFiles
+from sessiond.store.store import Store
 from sessiond.testing.world import AGENT, World, report, text
 
 if TYPE_CHECKING:
@@ -66,6 +69,33 @@ async def test_a_ticket_asks_one_question(world: World) -> None:
     with questions() as asked:
         assert await ticket(world) == "load"
     assert asked == [AGENT]
+
+
+async def test_a_ticket_looks_at_its_session_s_folder_once(world: World) -> None:
+    world.start_engine()
+    await world.create()
+    await world.turn(AGENT, text(100))
+    report(await world.suspend())
+    with (
+        patch.object(Store, "look", autospec=True, side_effect=Store.look) as looks,
+        patch.object(SessionFiles, "generations") as listed,
+    ):
+        assert await ticket(world) == "warm"
+    assert (looks.call_count, listed.call_count) == (1, 0)
+
+
+async def test_a_snapshot_that_nobody_recorded_is_found_by_a_ticket(world: World) -> None:
+    """The registry is told of it, and asked again; then the folder is looked at again."""
+    engine = world.start_engine()
+    await world.create()
+    await world.turn(AGENT, text(100))
+    with patch.object(Registry, "record_snapshot"):
+        await world.suspend()
+    assert world.registry.list_snapshots(DEFAULT_TENANT, AGENT) == []
+    world.kill_engine(engine)
+    world.start_engine()
+    assert await ticket(world) == "load"
+    assert len(world.registry.list_snapshots(DEFAULT_TENANT, AGENT)) == 1
 
 
 async def test_a_ticket_does_not_wait_for_the_trail(world: World, tmp_path: Path) -> None:

@@ -152,6 +152,36 @@ async def test_a_day_has_its_bytes(tmp_path: Path) -> None:
         assert (await swept(world, RETRY_S)).suspended == 1
 
 
+async def test_what_the_day_s_bytes_held_back_goes_as_soon_as_they_allow_it(
+    tmp_path: Path,
+) -> None:
+    limits = replace(PATIENT, write_bytes_per_day=100, sweep_concurrency=1)
+    async with open_world(tmp_path, limits=limits) as world:
+        world.start_engine()
+        for name in ("a", "b"):
+            await world.create(SessionId(name))
+            await world.turn(SessionId(name), text(100))
+        assert (await swept(world)).refused == 1
+        for wait_s in (70.0, 130.0, 250.0):  # ever longer
+            assert (await swept(world, wait_s)).due == 1
+        assert (await swept(world, 1.0)).due == 0
+        raised = replace(limits, write_bytes_per_day=1 << 40)
+        object.__setattr__(world.services.context, "limits", raised)
+        assert (await swept(world, 1.0)).suspended == 1
+
+
+async def test_what_is_refused_for_other_reasons_waits_though_there_are_bytes(
+    tmp_path: Path,
+) -> None:
+    limits = replace(PATIENT, write_bytes_per_day=1 << 40, write_least_tokens=1000)
+    async with open_world(tmp_path, limits=limits) as world:
+        world.start_engine()
+        await world.create()
+        await world.turn(AGENT, text(100))
+        assert (await swept(world)).refused == 1
+        assert (await swept(world, 1.0)).due == 0
+
+
 @pytest.mark.parametrize("holds", [False, True])
 async def test_who_asks_is_refused_only_if_the_setting_says_so(
     tmp_path: Path, *, holds: bool

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sessiond.domain.errors import StoreCorruptError
 from sessiond.store import planes
-from sessiond.store.codecs import Codec, Coder, Decoded, payload_bound_bytes, thread_coder
+from sessiond.store.codecs import LOSSY, Codec, Coder, Decoded, payload_bound_bytes, thread_coder
 from sessiond.testing.snapshots import bf16_bytes
 
 COMPRESSIBLE = st.integers(0, 2**32 - 1).map(lambda seed: bf16_bytes(seed, 1 << 12))
@@ -35,8 +35,8 @@ def encode(codec: Codec, raw: bytes) -> tuple[Codec, npt.NDArray[np.uint8]]:
     return used, payload[:stored]
 
 
-@given(st.sampled_from(Codec), ANY_RAW)
-def test_every_codec_is_lossless_and_never_longer_than_raw(codec: Codec, raw: bytes) -> None:
+@given(st.sampled_from([codec for codec in Codec if codec not in LOSSY]), ANY_RAW)
+def test_every_other_codec_is_lossless_and_never_longer_than_raw(codec: Codec, raw: bytes) -> None:
     used, payload = encode(codec, raw)
     assert used in {codec, Codec.RAW}
     assert len(payload) <= len(raw)
@@ -69,7 +69,7 @@ def test_an_odd_length_has_no_planes() -> None:
 
 
 @settings(max_examples=300)
-@given(st.sampled_from([*Codec, 3, 2**16 - 1]), st.binary(max_size=300), st.integers(1, 300))
+@given(st.sampled_from([*Codec, 5, 2**16 - 1]), st.binary(max_size=300), st.integers(1, 300))
 def test_foreign_payloads_give_bytes_of_the_right_length_or_a_refusal(
     codec: int, payload: bytes, raw_bytes: int
 ) -> None:
@@ -81,7 +81,7 @@ def test_foreign_payloads_give_bytes_of_the_right_length_or_a_refusal(
 
 
 @settings(max_examples=300)
-@given(COMPRESSIBLE, st.sampled_from([Codec.ZSTD, Codec.PLANAR_ZSTD]), st.data())
+@given(COMPRESSIBLE, st.sampled_from([*Codec][1:]), st.data())
 def test_a_damaged_payload_never_reaches_beyond_its_buffers(
     raw: bytes, codec: Codec, data: st.DataObject
 ) -> None:

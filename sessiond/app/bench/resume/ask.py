@@ -33,17 +33,19 @@ class Answer:
     logprobs: Mapping[str, float]  #: of the most likely ones
     cached_tokens: int  #: as vLLM reports it
     split: Mapping[str, Any]  #: by sessiond's connector: which tokens came from where
+    tokens: tuple[int, ...] = ()  #: all that were asked for
+    steps: tuple[Mapping[str, float], ...] = ()  #: their log-probabilities
 
 
-def ask(port: int, context: Context, **fields: object) -> Answer:
-    """Send the context's prompt and wait for one token.
+def ask(port: int, context: Context, tokens: int = 1, **fields: object) -> Answer:
+    """Send the context's prompt and wait for one token, or for more.
 
     :raises RuntimeError: the engine refuses it, or does not answer.
     """
     body = {
         "model": SERVED_NAME,
         "prompt": context.prompt,
-        "max_tokens": 1,
+        "max_tokens": tokens,
         "temperature": 0,
         "ignore_eos": True,
         "logprobs": _TOP,
@@ -79,15 +81,18 @@ def _read(value: Mapping[str, Any], seconds: float, ended_s: float) -> Answer:
         choice["logprobs"]["top_logprobs"][0],
         int(details.get("cached_tokens") or 0),
         told.get("split") or {},
+        tuple(choice["token_ids"]),
+        tuple(choice["logprobs"]["top_logprobs"]),
     )
 
 
 def require_same(who: str, context: Context, found: Answer, reference: Answer) -> None:
-    """Require exactly the token and log-probabilities that the same context in VRAM gave.
+    """Require exactly the tokens and log-probabilities that the same context in VRAM gave.
 
     :raises WrongTokenError: they differ.
     """
-    if found.token != reference.token or found.logprobs != reference.logprobs:
+    all_same = (found.tokens, found.steps) == (reference.tokens, reference.steps)
+    if found.token != reference.token or found.logprobs != reference.logprobs or not all_same:
         raise WrongTokenError(
             f"{who}, {context.name}: first token {found.token} with {dict(found.logprobs)}, "
             f"in VRAM {reference.token} with {dict(reference.logprobs)}."

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from sessiond.app.bench.resume.show import effect_in_words
+
 _STYLE = """
 body { font: 15px/1.5 sans-serif; max-width: 62rem; margin: 2rem auto;
   padding: 0 1rem; color: #222 }
@@ -25,6 +27,7 @@ def page(report: Mapping[str, Any], plots: Mapping[str, str]) -> str:
         "<h1>What it takes to come back</h1>",
         f"<p>{escape(_summary(report))}</p>",
         _section("What must be reached", _gates(report["gates"])),
+        *_effect(report),
         _section("Plots", "\n".join(plots.values())),
         _section("Time to the first token", _distributions(report["distributions"])),
         _section("A turn with offload on, to one without", _overheads(report)),
@@ -57,6 +60,15 @@ def _summary(report: Mapping[str, Any]) -> str:
 
 def _section(title: str, inside: str) -> str:
     return f"<h2>{escape(title)}</h2>\n{inside}"
+
+
+def _effect(report: Mapping[str, Any]) -> list[str]:
+    effect = report["effect_on_tokens"]
+    if not effect:
+        return []
+    told = escape(effect_in_words(report["kv_cache_dtype"], effect))
+    inside = f"<p>{told}</p>" + _table(effect["by_context"])
+    return [_section("What an FP8 KV cache does to tokens", inside)]
 
 
 def _gates(rows: Iterable[Mapping[str, Any]]) -> str:

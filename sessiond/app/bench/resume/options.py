@@ -12,11 +12,16 @@ from sessiond.app.bench.resume.cost import Prices, price_options, prices_given
 from sessiond.domain.errors import ConfigurationError
 
 RECOMPUTE, VRAM, RAM = "recompute", "vram-warm", "sessiond-ram"
-RAW, PLANAR = "sessiond-raw", "sessiond-planar-zstd"
+RAW, PLANAR, ZSTD = "sessiond-raw", "sessiond-planar-zstd", "sessiond-zstd"
 FS, EXAMPLE, LMCACHE = "vllm-fs", "example-connector", "lmcache"
 #: Each has engines of its own. Recompute's shows VRAM-warm too, sessiond's first one RAM.
-CONTESTANTS = (RECOMPUTE, RAW, PLANAR, FS, EXAMPLE, LMCACHE)
-OURS = (PLANAR, RAW)
+CONTESTANTS = (RECOMPUTE, RAW, PLANAR, ZSTD, FS, EXAMPLE, LMCACHE)
+OURS = (PLANAR, ZSTD, RAW)
+#: Of vLLM's KV cache: as the model computes, or 8-bit floats.
+AUTO, FP8 = "auto", "fp8"
+KV_CACHE_DTYPES = (AUTO, FP8)
+#: What compresses 16-bit numbers gains nothing for 8-bit ones, and the other way round.
+_UNFIT = {AUTO: ZSTD, FP8: PLANAR}
 COLD, PRESSURE, COMPETITION = "cold", "pressure", "competition"
 SCENARIOS = (COLD, PRESSURE, COMPETITION)
 
@@ -40,7 +45,8 @@ class ResumeOptions:
     rounds: int = 5
     passes: int = 1
     seed: int = 0
-    contestants: tuple[str, ...] = CONTESTANTS
+    contestants: tuple[str, ...] = ()  #: none: all that fit the KV cache's type
+    kv_cache_dtype: str = AUTO
     scenarios: tuple[str, ...] = SCENARIOS
     interval_s: float = 2.0
     lmcache_python: Path | None = None
@@ -49,6 +55,12 @@ class ResumeOptions:
     prices: Prices = field(default_factory=Prices)
     html: Path | None = None
     samples: Path | None = None
+
+    def __post_init__(self) -> None:
+        """Let all take part where none is named."""
+        if not self.contestants:
+            fitting = (one for one in CONTESTANTS if one != _UNFIT.get(self.kv_cache_dtype))
+            object.__setattr__(self, "contestants", tuple(fitting))
 
     @property
     def whole_tokens(self) -> tuple[int, ...]:
@@ -74,6 +86,7 @@ class ResumeOptions:
             raise ConfigurationError("The interval and the latency bound are above zero.")
         _require_known("contestants", self.contestants, CONTESTANTS)
         _require_known("scenarios", self.scenarios, SCENARIOS)
+        _require_known("types of the KV cache", (self.kv_cache_dtype,), KV_CACHE_DTYPES)
         if RECOMPUTE not in self.contestants or COLD not in self.scenarios:
             raise ConfigurationError(f"Everything is compared with {RECOMPUTE}, {COLD}.")
         if not set(OURS) & set(self.contestants):
@@ -125,8 +138,15 @@ def resume_options(parser: argparse.ArgumentParser, size: Callable[[str], int]) 
     add(
         "--contestants",
         type=names,
-        default=CONTESTANTS,
-        help=f"of {', '.join(CONTESTANTS)} (default: all)",
+        default=(),
+        help=f"of {', '.join(CONTESTANTS)} (default: all that fit the KV cache's type)",
+    )
+    add(
+        "--kv-cache-dtype",
+        choices=KV_CACHE_DTYPES,
+        default=defaults.kv_cache_dtype,
+        help="of every engine's KV cache; with fp8, the effect on tokens is measured too, and "
+        "resumed ones must be exactly those from VRAM (default: auto)",
     )
     add(
         "--scenarios",
@@ -179,6 +199,7 @@ def given(options: argparse.Namespace) -> ResumeOptions:
         passes=options.passes,
         seed=options.seed,
         contestants=options.contestants,
+        kv_cache_dtype=options.kv_cache_dtype,
         scenarios=options.scenarios,
         interval_s=options.interval,
         lmcache_python=options.lmcache_python,

@@ -49,12 +49,12 @@ class Ours:
         )
         self._stack.start_engine(self._site.model, options, ENV)
 
-    def prepare(self, context: Context) -> Prepared:
-        """Take the session's first turns, and suspend it."""
+    def prepare(self, context: Context, tokens: int = 1) -> Prepared:
+        """Take the session's first turns, of so many tokens, and suspend it."""
         agent = Agent(context.name, self._stack.daemon_port, self._stack.engine_port)
         self._agents[context.name] = agent
         agent.create_session()
-        first, warm = self.arrive(context), self.arrive(context)
+        first, warm = self.arrive(context, tokens), self.arrive(context, tokens)
         self._require(warm, context, "vram_tokens")
         ram = None
         if self._with_ram:
@@ -68,13 +68,13 @@ class Ours:
             raise UnexpectedPathError(f"{context.name} was suspended as {snapshot}.")
         return Prepared(first, warm, ram, int(snapshot["new_bytes"]), store_s)
 
-    def arrive(self, context: Context) -> Answer:
+    def arrive(self, context: Context, tokens: int = 1) -> Answer:
         """Take a turn with a ticket, which was asked for before."""
         agent = self._agents.get(context.name)
         ticket: dict[str, Any] = agent.ticket() if agent else {}
         names = ("cache_salt", "kv_transfer_params")
         fields = {name: ticket[name] for name in names if name in ticket}
-        return ask(self._stack.engine_port, context, **fields)
+        return ask(self._stack.engine_port, context, tokens, **fields)
 
     def clear_vram(self) -> None:
         """Make vLLM forget its prefix cache; the RAM tier keeps what it has."""

@@ -14,6 +14,7 @@ from sessiond.app.bench.resume.cost import Held, cost_per_served
 from sessiond.app.bench.resume.gates import STORED, VS_LMCACHE, gates
 from sessiond.app.bench.resume.lmcache import NOT_INSTALLED
 from sessiond.app.bench.resume.options import (
+    AUTO,
     COLD,
     FS,
     LMCACHE,
@@ -56,11 +57,13 @@ def make_report(run: Run) -> dict[str, Any]:
         "ratios_by_context": _by_context(run),
         "stored_vs_raw": stored,
         "offload_on_vs_off": summary.offload_on_vs_off(found, longest),
-        "gates": [asdict(one) for one in gates({**ratios, STORED: stored}, reasons)],
+        "gates": _gates(run, {**ratios, STORED: stored}, reasons),
         "not_measured": reasons,
         "model": MODEL_NAME,
         "contexts": list(options.whole_tokens),
         "rounds": options.rounds,
+        "kv_cache_dtype": options.kv_cache_dtype,
+        "effect_on_tokens": found.effect,
         "tokens_checked": found.tokens_checked,
         "page_cache_dropped": found.page_cache_dropped,
         "device_read_bytes_s_median": statistics.median(rates),
@@ -77,6 +80,15 @@ def make_report(run: Run) -> dict[str, Any]:
             **{f"lmcache's {name}": one for name, one in run.lmcache.items()},
         },
     }
+
+
+def _gates(
+    run: Run, measured: Mapping[str, float | None], reasons: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    if run.options.kv_cache_dtype != AUTO:
+        reasons = {**reasons, STORED: "this bound is for 16-bit KV"}
+        measured = {**measured, STORED: None}
+    return [asdict(one) for one in gates(measured, reasons)]
 
 
 def _by_context(run: Run) -> dict[str, Any]:

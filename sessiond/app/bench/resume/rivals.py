@@ -82,9 +82,9 @@ class Rival:
         stored_bytes = files.stored_bytes(self._files) - before_bytes
         return Prepared(first, self.arrive(context), None, stored_bytes, store_s)
 
-    def arrive(self, context: Context) -> Answer:
+    def arrive(self, context: Context, tokens: int = 1) -> Answer:
         """Take a turn."""
-        return ask(self._port, context)
+        return ask(self._port, context, tokens)
 
     def processes(self) -> list[int]:
         """Return all members of its servers' sessions."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from sessiond.app.bench.resume import entrants, lmcache, writing
 from sessiond.app.bench.resume.ask import WrongTokenError
 from sessiond.app.bench.resume.contestant import Contestant
+from sessiond.app.bench.resume.effect import measure_effect
 from sessiond.app.bench.resume.options import (
+    AUTO,
     COMPETITION,
     LMCACHE,
     OURS,
@@ -20,7 +22,7 @@ from sessiond.app.bench.resume.options import (
 from sessiond.app.bench.resume.referee import Book, Referee
 from sessiond.app.bench.resume.report import Run, make_report
 from sessiond.app.bench.resume.samples import Found, write_csv
-from sessiond.app.bench.resume.sessions import PassOrder, due_s, orders
+from sessiond.app.bench.resume.sessions import Context, PassOrder, due_s, orders
 from sessiond.app.bench.resume.site import Site, kv_token_bytes
 from sessiond.app.bench.resume.track import Track
 from sessiond.app.bench.stage import own_folder
@@ -35,6 +37,7 @@ def measure_resume(options: ResumeOptions, say: Say) -> dict[str, Any]:
     """Run every contestant, write the samples and the page, and return the report.
 
     :raises ConfigurationError: the options cannot be used.
+    :raises RuntimeError: vLLM does not serve with this type of KV cache here.
     :raises UnexpectedPathError: a session did not come back the way that was to be measured.
     :raises WrongTokenError: a restored session gave another first token than from VRAM.
     """
@@ -49,7 +52,11 @@ def measure_resume(options: ResumeOptions, say: Say) -> dict[str, Any]:
     passes = orders(text, options, taking_part)
     found = Found()
     with own_folder(options.folder, "resume") as folder:
-        site = Site(folder, model, kv_token_bytes(model), longest, options.lmcache_python)
+        dtype = options.kv_cache_dtype
+        token_bytes = kv_token_bytes(model, dtype)
+        site = Site(folder, model, token_bytes, longest, options.lmcache_python, dtype)
+        if dtype != AUTO:
+            found.effect = measure_effect(_all_contexts(passes), site, options, say)
         try:
             with Track(folder, text) as track:
                 for order in passes:
@@ -60,6 +67,10 @@ def measure_resume(options: ResumeOptions, say: Say) -> dict[str, Any]:
     report = make_report(Run(options, site, passes, found, present, disk_bytes))
     writing.write(report, found.samples, options)
     return report
+
+
+def _all_contexts(passes: Iterable[PassOrder]) -> list[Context]:
+    return [context for order in passes for context in order.prepared]
 
 
 def _one_pass(order: PassOrder, site: Site, options: ResumeOptions, book: Book) -> None:

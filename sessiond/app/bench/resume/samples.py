@@ -6,6 +6,7 @@ import csv
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from sessiond.app.bench.resume.usage import Memory, Work
 
@@ -57,6 +58,7 @@ class Found:
     tokens_checked: int = 0
     page_cache_dropped: bool = True  #: by the kernel, all of it
     skipped: dict[str, str] = field(default_factory=dict)  #: why
+    effect: dict[str, Any] | None = None  #: of an FP8 KV cache on tokens
 
     def seconds(self, series: str, scenario: str, tokens: int | None = None) -> list[float]:
         """Return the samples of one row."""

@@ -23,11 +23,27 @@ def show_resume(report: Mapping[str, Any], console: Console) -> None:
     console.print(_gates(report))
     for name, reason in report["not_measured"].items():
         console.print(f"{name}: {reason}")
+    if report["effect_on_tokens"]:
+        console.print(effect_in_words(report["kv_cache_dtype"], report["effect_on_tokens"]))
     how = "as a whole" if report["page_cache_dropped"] else "file by file"
     console.print(
         f"the page cache was dropped {how}; {report['tokens_checked']} first tokens checked"
     )
     console.print(f"all samples: {report['samples_file']}")
+
+
+def effect_in_words(dtype: str, effect: Mapping[str, Any]) -> str:
+    """Return what a report says of an FP8 KV cache's effect on tokens."""
+    first = effect["first_divergence_median"]
+    told = "none" if first is None else f"at token {first:g} in the median"
+    return (
+        f"--kv-cache-dtype {dtype}, to 16-bit KV: {effect['identical_share']:.1%} of "
+        f"{effect['tokens_each']} greedy tokens of {effect['contexts']} contexts are identical; "
+        f"{effect['diverged_contexts']} contexts diverge, {told}; log-probabilities differ by "
+        f"{effect['logprob_difference_mean_nats']:.3f} nats in the mean, at most "
+        f"{effect['logprob_difference_largest_nats']:.3f}. "
+        f"{effect['resumed_contexts_identical']} resumed contexts went on exactly as from VRAM."
+    )
 
 
 def _gates(report: Mapping[str, Any]) -> Table:

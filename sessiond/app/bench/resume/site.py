@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sessiond.app.bench.kv import CHUNK_TOKENS
-from sessiond.app.bench.resume.options import HELD_CONTEXTS, MODEL_TOKENS, UNIT_TOKENS
+from sessiond.app.bench.resume.options import AUTO, HELD_CONTEXTS, MODEL_TOKENS, UNIT_TOKENS
 from sessiond.app.kvsize import context_kv_bytes
 from sessiond.testing.stack import SERVED_NAME
 
@@ -28,6 +28,7 @@ class Site:
     token_bytes: int  #: of KV
     longest_tokens: int  #: the longest context, in whole chunks
     lmcache_python: Path | None = None
+    kv_cache_dtype: str = AUTO
 
     @property
     def kv_blocks(self) -> int:
@@ -57,12 +58,18 @@ class Site:
             tokens,
             "--num-gpu-blocks-override",
             str(self.kv_blocks),
+            *_dtype_options(self.kv_cache_dtype),
         )
 
 
-def kv_token_bytes(model: Path) -> int:
+def kv_token_bytes(model: Path, kv_cache_dtype: str = AUTO) -> int:
     """Return the KV bytes of one token of the model."""
-    return context_kv_bytes(model, ("--max-model-len", str(MODEL_TOKENS))) // MODEL_TOKENS
+    options = ("--max-model-len", str(MODEL_TOKENS), *_dtype_options(kv_cache_dtype))
+    return context_kv_bytes(model, options) // MODEL_TOKENS
+
+
+def _dtype_options(kv_cache_dtype: str) -> tuple[str, ...]:
+    return () if kv_cache_dtype == AUTO else ("--kv-cache-dtype", kv_cache_dtype)
 
 
 #: Development mode has a call that clears VRAM; the fixed seed keeps vLLM's own keys.

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,8 +16,16 @@ from sessiond.connector.mover.client import MoverClient
 from sessiond.connector.mover.memory import PlanRoom, Shares, divide
 from sessiond.domain.errors import ConfigurationError
 from sessiond.domain.tokens import to_bytes
+from sessiond.store.codecs import Codec
 from sessiond.testing.mover_rig import MoverRig, make_hello
-from sessiond.testing.snapshots import CHUNK_TOKENS, TENANT, bf16_bytes, some_tokens
+from sessiond.testing.snapshots import (
+    CHUNK_TOKENS,
+    TENANT,
+    a_fingerprint,
+    as_stored,
+    bf16_bytes,
+    some_tokens,
+)
 
 MIB = 1 << 20
 CHUNK_BYTES = 2 * MIB
@@ -102,9 +111,10 @@ class Watcher:
             self.most_bytes = max(self.most_bytes, int(line.split()[1]) << 10)
 
 
-def test_a_session_larger_than_the_bound_is_moved_within_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lossy", ["", "fp8"])
+def test_a_session_larger_than_the_bound_is_moved_within_it(tmp_path: Path, lossy: str) -> None:
     hello = replace(
-        make_hello(tmp_path),
+        make_hello(tmp_path, a_fingerprint(lossy=lossy)),
         chunk_bytes=CHUNK_BYTES,
         region_chunks=CHUNKS,
         codec="auto",
@@ -127,6 +137,7 @@ def test_a_session_larger_than_the_bound_is_moved_within_it(tmp_path: Path) -> N
         rig.send(protocol.OpenLoad(7, TENANT, "s", 1, "", to_bytes(head)))
         assert rig.wait_for(protocol.LoadOpened).chunks == list(range(CHUNKS))
         assert rig.load(7, items).failed == []
-    assert all(rig.slot(chunk) == raw[chunk % 3] for chunk in range(CHUNKS))
+    stored = [as_stored(Codec.FP8_BFLOAT16, each) for each in raw] if lossy else raw
+    assert all(rig.slot(chunk) == stored[chunk % 3] for chunk in range(CHUNKS))
     rig.close()
     assert 40 * MIB < watcher.most_bytes < hello.memory_bytes

@@ -67,6 +67,18 @@ class Reader(HTMLParser):
         self.text += data
 
 
+EFFECT: dict[str, object] = {
+    "contexts": 15,
+    "tokens_each": 64,
+    "identical_share": 0.75,
+    "diverged_contexts": 9,
+    "first_divergence_median": 20,
+    "logprob_difference_mean_nats": 0.05,
+    "logprob_difference_largest_nats": 0.5,
+    "resumed_contexts_identical": 15,
+}
+
+
 def report() -> dict[str, object]:
     """Return a report whose every text is hostile."""
     row = {"series": EVIL, "scenario": "cold", "tokens": 7936, "count": 5, "p50_s": 0.25}
@@ -75,6 +87,8 @@ def report() -> dict[str, object]:
         "model": EVIL,
         "contexts": [7936],
         "rounds": 5,
+        "kv_cache_dtype": EVIL,
+        "effect_on_tokens": EFFECT | {"by_context": [{"context": EVIL, "tokens": 64}]},
         "page_cache_dropped": True,
         "tokens_checked": 12,
         "gates": [

@@ -7,7 +7,7 @@ import pytest
 
 from sessiond.app.bench.resume import entrants
 from sessiond.app.bench.resume.ask import Answer, WrongTokenError, require_close, require_same
-from sessiond.app.bench.resume.options import CONTESTANTS, PLANAR, RAW, RECOMPUTE
+from sessiond.app.bench.resume.options import CONTESTANTS, OURS, RECOMPUTE
 from sessiond.app.bench.resume.sessions import Context
 from sessiond.app.bench.resume.site import (
     Site,
@@ -52,7 +52,7 @@ def test_contestants_have_folders_of_their_own_and_start_nothing(tmp_path: Path)
     assert [one.name for one in made] == list(CONTESTANTS)
     assert len({one.folder for one in made}) == len(made)
     assert [one.name for one in made if not one.keeps] == [RECOMPUTE]
-    assert all(one.processes() == [] for one in made if one.name not in (RAW, PLANAR))
+    assert all(one.processes() == [] for one in made if one.name not in OURS)
     for one in made:
         one.close()
     assert list(tmp_path.iterdir()) == []
