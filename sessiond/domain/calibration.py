@@ -30,6 +30,8 @@ from sessiond.domain.samples import (
 _VERSION: Final = 1
 #: Of a file's list, no more is looked at: we never wrote that many.
 _MOST_READ: Final = 16 * MOST_SAMPLES
+#: What seems to be newer than this comes from a clock that was put back since.
+_AHEAD_S: Final = 60.0
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,21 @@ class Calibration:
             since[tier] = max(unix_s, since.get(tier, 0.0))
         loads = _loads(sorted({*self.loads, *other.loads}), since)
         prefills = keep(sorted({*self.prefills, *other.prefills}))
+        return Calibration(loads, prefills, since)
+
+    def as_of(self, now_unix_s: float) -> Calibration:
+        """Return it without what comes from the future, as after a clock was put back.
+
+        Until that time has come, it would count as the newest, and keep out all that is measured.
+        """
+        latest_unix_s = now_unix_s + _AHEAD_S
+        loads = tuple(one for one in self.loads if one.at_unix_s <= latest_unix_s)
+        prefills = tuple(one for one in self.prefills if one.at_unix_s <= latest_unix_s)
+        known = self.loads_since_unix_s
+        since = {tier: unix_s for tier, unix_s in known.items() if unix_s <= latest_unix_s}
+        lengths = len(loads), len(prefills), len(since)
+        if lengths == (len(self.loads), len(self.prefills), len(known)):
+            return self
         return Calibration(loads, prefills, since)
 
     def curves(self, now_unix_s: float, assumed: Curves = ASSUMED) -> Curves:

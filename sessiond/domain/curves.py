@@ -52,14 +52,14 @@ class LoadCurve:
     fixed_s: float
     bytes_per_s: float
     slowdown: float = 0.0  #: of each other request, as a part of what the bytes take alone
-    wait_s: float = 0.0  #: for each other request, whatever the size
+    wait_s: float = 0.0  #: beside other requests, however many, whatever the size
     trust: Trust = Trust()
     least_bytes: int = 0  #: the sizes that were seen
     most_bytes: int = 0
 
     def lookup_s(self, others: float = 0.0) -> float:
         """Return the seconds that a load takes whatever its size."""
-        return self.fixed_s + self.wait_s * others
+        return self.fixed_s + self.wait_s * min(1.0, others)
 
     def read_s(self, stored_bytes: float, others: float = 0.0) -> float:
         """Return the seconds that each byte adds, for so many of them."""
@@ -97,7 +97,7 @@ class PrefillCurve:
     per_token_s: float
     per_token2_s: float  #: what a token costs more for each token before it
     slowdown: float = 0.0  #: of each other request, as a part of what the tokens take alone
-    wait_s: float = 0.0  #: for each other request, however few the tokens
+    wait_s: float = 0.0  #: beside other requests, however many, however few the tokens
     trust: Trust = Trust()
     least_tokens: int = 0  #: the shortest that was seen
     last_token: int = 0  #: the farthest that was seen
@@ -109,7 +109,9 @@ class PrefillCurve:
             return 0.0
         growing = self.per_token2_s * _area(from_token, to_token)
         alone = self.per_token_s * tokens + growing
-        return self.fixed_s + self.wait_s * others + alone * (1.0 + self.slowdown * others)
+        return (
+            self.fixed_s + self.wait_s * min(1.0, others) + alone * (1.0 + self.slowdown * others)
+        )
 
     def estimate(self, from_token: int, to_token: int, others: float = 0.0) -> Estimate:
         """Return how long it takes to compute *from_token* up to *to_token*."""

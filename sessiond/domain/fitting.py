@@ -1,11 +1,11 @@
 """Fits a curve of few parameters to measured times, some of which are far off.
 
-The curve is ``scale x (amount x (1 + slowdown x others) + fixed + wait x others)``, where
+The curve is ``scale x (amount x (1 + slowdown x others) + fixed + wait x min(1, others))``, where
 ``amount = terms[0] + shape[0] x terms[1] + …``. *terms* and *others* are known of each point, and
 no parameter is negative. Beside others, each part of the amount takes longer, and even the
-smallest amount waits for them. Errors count by their ratio, so that short times matter as much as
-long ones. The fit has two passes. The first one
-takes the scale as a median and counts no error more than a factor of *e*, so that a fifth of
+smallest amount waits for the engine's steps, which all others share. Errors count by their
+ratio, so that short times matter as much as long ones. The fit has two passes. The first one
+takes the scale as a median and counts no error more than a factor of seven, so that a fifth of
 wild points hardly moves it; the second one leaves those out and averages the others.
 What the points cannot tell, such as the shape of points of one size, stays as it was believed.
 """
@@ -29,6 +29,8 @@ _ASSUMED_SPREAD: Final = 0.2
 _BIWEIGHT_REACH: Final = 4.7
 _MEDIAN_TO_DEVIATION: Final = 1.4826
 _MOST_ROUNDS: Final = 80
+#: A smaller limit would take a minority that is alone on one side of a threshold for wild.
+_MOST_LOG: Final = 2.0
 _START_FACTORS: Final = (1.0, 1 / 15, 15.0, 1 / 225, 225.0)
 #: Of the wait, which matters only beside others.
 _START_WAITS: Final = (1.0, 1 / 30, 30.0)
@@ -56,7 +58,7 @@ class Fit:
     scale: float
     shape: tuple[float, ...]
     fixed: float  #: in units of the first term, as the wait is
-    wait: float  #: for each other request, whatever the amount
+    wait: float  #: beside other requests, however many, whatever the amount
     slowdown: float  #: of each other request, as a part of what the amount takes alone
     spread: float  #: standard deviation of the logarithms of the times around the curve
 
@@ -71,7 +73,9 @@ def fit(points: Sequence[Point], believed: Fit) -> Fit:
     weights = [point.weight for point in points]
 
     def rough(parameters: _Parameters) -> float:
-        capped = [min(abs(error), 1.0) for error in problem.centred(parameters, weights, _median)]
+        capped = [
+            min(abs(error), _MOST_LOG) for error in problem.centred(parameters, weights, _median)
+        ]
         return _mean(capped, weights) + problem.pull(parameters, _ASSUMED_SPREAD)
 
     best_start = min(problem.starts(), key=rough)
@@ -116,7 +120,7 @@ class _Problem:
         columns = zip(self._logs, amounts, self._others, strict=True)
         log = math.log  # looked up once: this runs thousands of times
         return [
-            time - log(amount + fixed + (wait + slowdown * amount) * others)
+            time - log(amount + fixed + wait * min(1.0, others) + slowdown * amount * others)
             for time, amount, others in columns
         ]
 

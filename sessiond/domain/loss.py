@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -60,6 +60,16 @@ _NAMES = {1: ("kv",), 2: ("k", "v")}
 MOST_PARTS = max(_NAMES)
 
 
+def alike(losses: Sequence[ChunkLoss]) -> list[ChunkLoss]:
+    """Return the same losses, each in as many parts as the coarsest of them.
+
+    A snapshot shares chunks of earlier ones. Who wrote those may have known less of where K and
+    V lie. What lost nothing has no parts of its own.
+    """
+    parts = min((len(loss) for loss in losses if loss), default=1)
+    return [loss if len(loss) == parts else (sum(loss, Loss()),) * parts for loss in losses]
+
+
 @dataclass(frozen=True)
 class SnapshotLoss:
     """That a snapshot is lossy, and what was measured of it."""
@@ -71,8 +81,11 @@ class SnapshotLoss:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> SnapshotLoss:
-        """Read one that was written as a JSON object of its fields."""
-        errors = {name: RelativeError(**error) for name, error in value["errors"].items()}
+        """Read one that was written as a JSON object; fields of later versions are left out."""
+        errors = {
+            name: RelativeError(error["rms"], error["largest"])
+            for name, error in value["errors"].items()
+        }
         return cls(str(value["way"]), errors)
 
 
@@ -82,7 +95,7 @@ def loss_of(way: str, chunks: Iterable[ChunkLoss]) -> SnapshotLoss:
     Chunks that lost nothing do not count: they would hide what others did.
     """
     lost = [parts for parts in chunks if any(part.error_squares for part in parts)]
-    totals: list[Loss] = [sum(parts, Loss()) for parts in zip(*lost, strict=True)]
+    totals: list[Loss] = [sum(parts, Loss()) for parts in zip(*alike(lost), strict=True)]
     names = _NAMES.get(len(totals), ())
     return SnapshotLoss(
         way, {name: total.relative for name, total in zip(names, totals, strict=True)}

@@ -120,7 +120,7 @@ class Manifest:
         """The digest of the fingerprint's ``bytes`` class: 32 bytes."""
         return self.fingerprint.digest(FieldClass.BYTES)
 
-    @property
+    @cached_property
     def loss(self) -> SnapshotLoss | None:
         """What was lost by storing it; ``None`` where KV is stored as it was."""
         way = self.fingerprint.fields.get(LOSSY_FIELD)

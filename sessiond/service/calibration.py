@@ -118,7 +118,7 @@ class Calibrator:
             await asyncio.gather(*fits, return_exceptions=True)
 
     def _add(self, kind: Kind, load: LoadSample | None, prefill: PrefillSample | None) -> None:
-        known = kind.calibration
+        known = kind.calibration.as_of(self._context.now())
         if load is not None:
             known = known.with_load(load)
         if prefill is not None:
@@ -133,7 +133,7 @@ class Calibrator:
 
         def change(value: Mapping[str, JsonValue] | None) -> Mapping[str, JsonValue]:
             nonlocal merged
-            found = _understood(value)
+            found = self._understood(value)
             merged = known if found is None else found.merged_with(known)
             return merged.as_json()
 
@@ -160,10 +160,23 @@ class Calibrator:
 
     def _read(self, digest: str) -> Calibration | None:
         try:
-            return _understood(self._context.store.calibrations.read(digest))
+            return self._understood(self._context.store.calibrations.read(digest))
         except SessiondError as error:
             _log.warning("a calibration is begun anew: %s", error.message)
             return None
+
+    def _understood(self, value: Mapping[str, JsonValue] | None) -> Calibration | None:
+        """Return what a file holds; ``None`` if that is nothing that we understand."""
+        if value is None:
+            return None
+        try:
+            reading = read_calibration(value)
+        except InvalidInputError as error:
+            _log.warning("a calibration is begun anew: %s", error.message)
+            return None
+        if reading.dropped:
+            _log.warning("%d entries of a calibration are no samples", reading.dropped)
+        return reading.calibration.as_of(self._context.now())
 
     def _refit_soon(self, kind: Kind) -> None:
         aged = self._context.now() - kind.fitted_unix_s >= _REFIT_S
@@ -186,17 +199,3 @@ class Calibrator:
 
     def _fitted(self, kind: Kind) -> Curves:
         return kind.calibration.curves(self._context.now(), kind.assumed)
-
-
-def _understood(value: Mapping[str, JsonValue] | None) -> Calibration | None:
-    """Return what a file holds; ``None`` if that is nothing that we understand."""
-    if value is None:
-        return None
-    try:
-        reading = read_calibration(value)
-    except InvalidInputError as error:
-        _log.warning("a calibration is begun anew: %s", error.message)
-        return None
-    if reading.dropped:
-        _log.warning("%d entries of a calibration are no samples", reading.dropped)
-    return reading.calibration

@@ -27,10 +27,12 @@ class Work:
     seconds: float
     since_unix_s: float  #: it is not begun earlier
     has_come: bool = False  #: whether the engine has the turn
+    after_unix_s: float = 0.0  #: nor earlier than this: until then, another one was computed
 
     def counts(self, now_unix_s: float) -> bool:
         """Whether the engine computes it, or soon will."""
-        return self.has_come or now_unix_s - self.since_unix_s < PATIENCE_S
+        # A clock that was set back must not make the wait longer than it is.
+        return self.has_come or abs(now_unix_s - self.since_unix_s) < PATIENCE_S
 
 
 class EngineWork:
@@ -65,15 +67,33 @@ class EngineWork:
         self._works[key] = replace(work, has_come=True, since_unix_s=now_unix_s)
         self._works.move_to_end(key)  # what was counted on meanwhile goes before it
 
-    def ended(self, key: Key, operation_id: str) -> None:
-        """Take note that a turn has ended; those that another ticket was for stay."""
+    def replaced(self, key: Key) -> None:
+        """Take note of a session's newer ticket: an unused one is not counted on any more."""
         work = self._works.get(key)
-        if work is not None and work.operation_id == operation_id:
+        if work is not None and not work.has_come:
             del self._works[key]
 
-    def busy_s(self, engine_id: str, now_unix_s: float) -> float:
-        """Return how long an engine computes before it can begin with what comes now."""
-        ends = self._ends(engine_id, now_unix_s).values()
+    def ended(self, key: Key, operation_id: str, now_unix_s: float) -> None:
+        """Take note that a turn has ended; those that another ticket was for stay."""
+        work = self._works.get(key)
+        if work is None or work.operation_id != operation_id:
+            return
+        computed_unix_s = min(now_unix_s, self._end_of(work, key, now_unix_s))
+        names = list(self._works)
+        for name in names[names.index(key) + 1 :]:
+            other = self._works[name]
+            if other.engine_id == work.engine_id:
+                after_unix_s = max(other.after_unix_s, computed_unix_s)
+                self._works[name] = replace(other, after_unix_s=after_unix_s)
+        del self._works[key]
+
+    def busy_s(self, engine_id: str, now_unix_s: float, key: Key | None = None) -> float:
+        """Return how long an engine computes before it can begin with what comes now.
+
+        :param key: the session that this is for: its next turn does not wait for a ticket of its
+            own that nobody has used
+        """
+        ends = self._ends(engine_id, now_unix_s, key).values()
         return max(0.0, max(ends, default=0.0) - now_unix_s)
 
     def keep(self, engine_ids: Collection[str]) -> None:
@@ -85,12 +105,19 @@ class EngineWork:
     def _end_of(self, work: Work, key: Key, now_unix_s: float) -> float:
         return self._ends(work.engine_id, now_unix_s).get(key, 0.0)
 
-    def _ends(self, engine_id: str, now_unix_s: float) -> dict[Key, float]:
-        """Return when each work that counts will have been done."""
+    def _ends(
+        self, engine_id: str, now_unix_s: float, without: Key | None = None
+    ) -> dict[Key, float]:
+        """Return when each work that counts will have been done.
+
+        :param without: the session whose unused ticket does not count
+        """
         ends: dict[Key, float] = {}
         end_unix_s = 0.0
         for key, work in self._works.items():
-            if work.engine_id == engine_id and work.counts(now_unix_s):
-                end_unix_s = max(work.since_unix_s, end_unix_s) + work.seconds
+            counts = work.has_come or (key != without and work.counts(now_unix_s))
+            if work.engine_id == engine_id and counts:
+                begin_unix_s = min(now_unix_s, max(work.since_unix_s, work.after_unix_s))
+                end_unix_s = max(begin_unix_s, end_unix_s) + work.seconds
                 ends[key] = end_unix_s
         return ends

@@ -6,6 +6,7 @@ import asyncio
 import json
 from contextlib import ExitStack
 from dataclasses import replace
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
 from sessiond.domain import responseids
@@ -102,11 +103,22 @@ class Gateway:
                 restoring.enter_context(self._context.restores.running())
             blocking, size_bytes = self._context.blocking, len(call.body.text)
             request = await by_size(blocking, size_bytes, self._request, call, passage)
-            if passage.ticket is not None:
-                session, now = passage.ticket.session, self._context.now()
-                self._context.plans.work.came((session.tenant, session.session_id), now)
-            answer = await self._streams.send(passage.engine.url, request)
+            with self._counted(passage) as counted:
+                answer = await self._streams.send(passage.engine.url, request)
+                if answer.status == HTTPStatus.OK:
+                    counted.pop_all()
             return Passed(passage, answer, restoring.pop_all())
+
+    def _counted(self, passage: Passage) -> ExitStack:
+        """Count what a turn computes; return what is to be closed if the engine does not do it."""
+        counted, ticket = ExitStack(), passage.ticket
+        if ticket is not None:
+            work, now = self._context.plans.work, self._context.now
+            key = ticket.session.tenant, ticket.session.session_id
+            turn_id = ticket.permit.operation_id
+            work.came(key, now())
+            counted.callback(lambda: work.ended(key, turn_id, now()))
+        return counted
 
     def _request(self, call: Call, passage: Passage) -> StreamRequest:
         body = forwarded_body(call.body, self._forwarded(call, passage))

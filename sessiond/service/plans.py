@@ -127,12 +127,14 @@ class Planner:
         self._context.observer.planned(plan.choice.value, reason)
 
     def computes(self, operation_id: str, prospect: Prospect, plan: Plan | None) -> None:
-        """Take note that a turn will compute what the plan says, if it comes."""
-        if plan is None or plan.loads:
-            return
+        """Take note that a turn will compute what the plan says, if it comes; ``None``: nothing."""
         session, engine_id, now = prospect.session, prospect.engine.engine_id, self._context.now()
+        key = session.tenant, session.session_id
+        if plan is None or plan.loads:
+            self._state.work.replaced(key)
+            return
         work = Work(operation_id, engine_id, plan.recompute.prefill_s, now)
-        self._state.work.expect((session.tenant, session.session_id), work)
+        self._state.work.expect(key, work)
 
     def came(self, key: Key) -> None:
         """Take note that an engine has a turn of the session."""
@@ -143,7 +145,7 @@ class Planner:
 
         :param key: the session that it was for
         """
-        self._state.work.ended(key, operation_id)
+        self._state.work.ended(key, operation_id, self._context.now())
         known = self._state.engines.get(engine_id)
         if timing is None or known is None or not self._state.is_new(operation_id):
             return
@@ -178,9 +180,11 @@ class Planner:
         manifest, engine, target = prospect.manifest, prospect.engine, prospect.target_tokens
         assert manifest is not None
         resident, now = resident_tokens(prospect), self._context.now()
+        key = prospect.session.tenant, prospect.session.session_id
         if resident >= target:
             resident = 0  # the question is what to do if the engine has lost it meanwhile
         passage = self._breaker(engine.engine_id).passage(now)
+        others = self._context.streams.running(engine.url)
         return PlanInputs(
             target_tokens=target,
             chunk_tokens=manifest.chunk_tokens,
@@ -188,20 +192,20 @@ class Planner:
             curves=kind.curves,
             policy=policy,
             objective_s=objective_s,
-            load_queue=self._load_queue(prospect, kind),
-            engine_queue=exactly(self._state.work.busy_s(engine.engine_id, now)),
-            others=self._context.streams.running(engine.url),
+            load_queue=self._load_queue(prospect, kind, others),
+            engine_queue=exactly(self._state.work.busy_s(engine.engine_id, now, key)),
+            others=others,
             paused=frozenset({Tier.NVME} if passage is Passage.PAUSED else ()),
             trials=frozenset({Tier.NVME} if passage is Passage.TRIAL else ()),
             stops=stops_of(manifest, target),
         )
 
-    def _load_queue(self, prospect: Prospect, kind: Kind) -> Estimate:
+    def _load_queue(self, prospect: Prospect, kind: Kind, others: float) -> Estimate:
         session = prospect.session
         ahead = self._context.resume_queue.ahead(
             (session.tenant, session.session_id), prospect.engine.engine_id
         )
-        return queue(((Tier.NVME, size) for size in ahead), kind.curves.loads)
+        return queue(((Tier.NVME, size) for size in ahead), kind.curves.loads, others)
 
     def _limit_s(self, plan: Plan) -> float:
         measured = plan.policy in _MEASURING and plan.recompute.ready.likely_s > 0.0

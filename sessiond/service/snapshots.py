@@ -93,6 +93,9 @@ class Snapshots:
         """
         store = self._context.store
         look = look or store.look(session.tenant, session.session_id)
+        if look.generations and look.newest is None:
+            # A newer one may have been committed, and have taken its place, while we looked.
+            look = store.look(session.tenant, session.session_id)
         generations = look.generations
         found: list[Cause] = []
         newest_known = session.snapshot.generation if session.snapshot else 0

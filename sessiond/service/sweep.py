@@ -75,6 +75,7 @@ class _Run:
     """One sweep; what holds one suspend holds the rest as well."""
 
     held: Hold | None = None
+    is_spent: bool = False  #: whether the day's bytes are
     refused_for: Counter[str] = field(default_factory=Counter)
 
 
@@ -159,8 +160,8 @@ class Sweeper:
     async def _visit(self, view: View, run: _Run) -> _End | Hold:
         """Suspend the session when its turn comes, if it is still due then."""
         async with self._admission.places:
-            if run.held:
-                return run.held
+            if run.held or self._would_be_refused(view, run):
+                return run.held or _End.LEFT
             try:
                 held = await self._admission.hold()
                 run.held = held or run.held
@@ -190,10 +191,19 @@ class Sweeper:
         operation = await self._operations.wait(operation, wait_s)
         return self._ended(fresh[0], operation, began_s)
 
+    def _would_be_refused(self, view: View, run: _Run) -> bool:
+        """Whether it would be once more, for bytes that others of this sweep have written."""
+        spent = Reason.WRITE_BUDGET_SPENT
+        if not run.is_spent or not self._ledger.was_refused(view, spent):
+            return False
+        self._ledger.postpone(view, spent)
+        return True
+
     async def _refused(self, view: View, error: SuspendRefusedError, run: _Run) -> _End:
         """Look at it again later: chances, budgets and room change."""
         reason = first_reason(error.causes)
         self._ledger.postpone(view, reason)
+        run.is_spent = run.is_spent or reason == Reason.WRITE_BUDGET_SPENT
         if not self._ledger.is_news(view, reason):
             return _End.LEFT
         run.refused_for[reason] += 1

@@ -11,7 +11,7 @@ from sessiond.service.judge import is_due, is_due_in_window
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from sessiond.domain.session import Presence
+    from sessiond.domain.session import OnEvicted, Presence
     from sessiond.service.catalogue import View
     from sessiond.service.context import Context
     from sessiond.service.watch import Key
@@ -28,6 +28,12 @@ class _Retry:
     wait_s: float
     idle_since_unix_s: float  #: since then; another turn begins anew
     reason: str = ""  #: code of what it was refused for, if it was
+    on_evicted: OnEvicted | None = None  #: the session's choice
+
+    @property
+    def basis(self) -> tuple[float, OnEvicted | None]:
+        """What a change of which makes the session due again."""
+        return self.idle_since_unix_s, self.on_evicted
 
     @property
     def known_unix_s(self) -> float:
@@ -97,13 +103,16 @@ class Ledger:
 
     def is_news(self, view: View, reason: str) -> bool:
         """Note that the session is refused; return whether it was not yet, for this reason."""
-        told = _idle_since_unix_s(view), reason
-        known = self._refused.get(_key_of(view))
-        self._refused[_key_of(view)] = told
-        return known != told
+        was_refused = self.was_refused(view, reason)
+        self._refused[_key_of(view)] = _idle_since_unix_s(view), reason
+        return not was_refused
+
+    def was_refused(self, view: View, reason: str) -> bool:
+        """Whether the session was refused last for this reason, since its last turn."""
+        return self._refused.get(_key_of(view)) == (_idle_since_unix_s(view), reason)
 
     def leave(self, view: View) -> None:
-        """Leave the session alone until its next turn: before that, nothing can change."""
+        """Leave the session alone until its next turn, or its owner has it recomputed."""
         self._wait(view, math.inf)
 
     def postpone(self, view: View, reason: str = "") -> None:
@@ -136,15 +145,15 @@ class Ledger:
     def _wait(self, view: View, wait_s: float, reason: str = "") -> None:
         until_unix_s = self._context.now() + wait_s
         self._retries[_key_of(view)] = _Retry(
-            until_unix_s, wait_s, _idle_since_unix_s(view), reason
+            until_unix_s, wait_s, _idle_since_unix_s(view), reason, view.session.on_evicted
         )
 
     def _is_open(self, view: View, presence: Presence, now_unix_s: float) -> bool:
         """Whether nothing of what was done before forbids another attempt."""
         key = _key_of(view)
         retry = self._retries.get(key)
-        same = retry is not None and retry.idle_since_unix_s == presence.idle_since_unix_s
-        if retry and same and retry.at_unix_s > now_unix_s:
+        basis = presence.idle_since_unix_s, view.session.on_evicted
+        if retry and retry.basis == basis and retry.at_unix_s > now_unix_s:
             return False
         # Two idle sessions that do not fit a quota together would evict each other for ever.
         done = self._done_unix_s.get(key) == presence.idle_since_unix_s

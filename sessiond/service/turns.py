@@ -99,8 +99,8 @@ class Turns:
         self._planner.begin(permit.operation_id, prospect, decision)
         until_unix_s = permit.expires_unix_s + CLOCK_SLACK_S
         key, plan = (tenant, session_id), plan_of(prospect, decision)
-        if plan is TurnPlan.RECOMPUTE:
-            self._planner.computes(permit.operation_id, prospect, decision.plan)
+        computed = decision.plan if plan is TurnPlan.RECOMPUTE else None
+        self._planner.computes(permit.operation_id, prospect, computed)
         self._context.watchlist.add(key, until_unix_s)
         turn = DirectTurn(prospect.engine.engine_id, permit.operation_id, until_unix_s)
         self._context.restores.expect(key, turn if plan is TurnPlan.LOAD else None)

@@ -24,7 +24,7 @@ _MOST_KNOWN: Final = 4096
 class _Known:
     decision: Decision
     basis: tuple[object, ...]
-    until_unix_s: float
+    since_unix_s: float
 
 
 class WarmPlans:
@@ -43,13 +43,15 @@ class WarmPlans:
         """Return what a turn on the prospect's engine is to do."""
         key = prospect.session.tenant, prospect.session.session_id
         known, basis, now = self._known.get(key), self._basis(prospect), self._context.now()
-        if known is not None and known.basis == basis and now < known.until_unix_s:
+        # A clock that was set back must not make it last longer.
+        is_fresh = known is not None and abs(now - known.since_unix_s) < _LASTS_S
+        if known is not None and is_fresh and known.basis == basis:
             self._context.plans.stop_looking(prospect.engine.engine_id)
             return known.decision
         decision = self._planner.decide(prospect, await self._planner.plan(prospect, in_one=True))
         self._known.pop(key, None)
         if decision.plan is not None and decision.is_resident and not decision.plan.is_trial:
-            self._known[key] = _Known(decision, basis, now + _LASTS_S)
+            self._known[key] = _Known(decision, basis, now)
             if len(self._known) > _MOST_KNOWN:
                 self._known.popitem(last=False)
         return decision

@@ -6,14 +6,13 @@ import struct
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sessiond.domain.errors import StoreCorruptError
-from sessiond.domain.loss import LOSSY_FIELD, LOSSY_WAYS, MOST_PARTS, Loss
+from sessiond.domain.errors import StoreCorruptError, StoreVersionError
+from sessiond.domain.loss import LOSSY_FIELD, LOSSY_WAYS, MOST_PARTS, Loss, alike
 from sessiond.store.codecs import LOSSY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sessiond.domain.loss import ChunkLoss
     from sessiond.domain.snapshot import ChunkRecord, Manifest
 
 #: A manifest has it exactly if it is lossy.
@@ -26,9 +25,9 @@ def pack_losses(manifest: Manifest) -> dict[bytes, bytes]:
     """Return the section, if the manifest has it."""
     if LOSSY_FIELD not in manifest.fingerprint.fields:
         return {}
-    parts = max((len(chunk.loss) for chunk in manifest.chunks), default=0) or 1
-    nothing: ChunkLoss = (Loss(),) * parts
-    each = [_pack_part(part) for chunk in manifest.chunks for part in chunk.loss or nothing]
+    losses = alike([chunk.loss for chunk in manifest.chunks])
+    parts = len(losses[0]) if losses else 1
+    each = [_pack_part(part) for loss in losses for part in loss]
     return {LOSS_TAG: _PARTS.pack(parts) + b"".join(each)}
 
 
@@ -55,6 +54,16 @@ def with_losses(manifest: Manifest, section: bytes | None) -> Manifest:
         for place, chunk in enumerate(manifest.chunks)
     )
     return replace(manifest, chunks=tuple(chunks))
+
+
+def require_known_way(manifest: Manifest) -> None:
+    """Refuse a manifest that is lossy in a way of later versions: it is not damaged.
+
+    :raises StoreVersionError: it is
+    """
+    way = manifest.fingerprint.fields.get(LOSSY_FIELD)
+    if way is not None and way not in LOSSY_WAYS:
+        raise StoreVersionError(f"The manifest is lossy in the unknown way {way!r}.")
 
 
 def loss_fault(manifest: Manifest) -> str:

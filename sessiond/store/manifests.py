@@ -16,7 +16,13 @@ from sessiond.domain.tokens import TOKEN_BYTES, from_bytes, to_bytes
 from sessiond.store import sealed
 from sessiond.store.fields import Fields
 from sessiond.store.format import ALIGNMENT_BYTES, HEADER_BYTES, MAX_CHUNK_BYTES
-from sessiond.store.losses import LOSS_TAG, loss_fault, pack_losses, with_losses
+from sessiond.store.losses import (
+    LOSS_TAG,
+    loss_fault,
+    pack_losses,
+    require_known_way,
+    with_losses,
+)
 from sessiond.store.origins import FORKED_FROM, pack_origin, unpack_origin
 
 if TYPE_CHECKING:
@@ -85,6 +91,7 @@ def manifest_of(contents: sealed.Sealed) -> Manifest:
     """Return the manifest that a sealed file holds.
 
     :raises StoreCorruptError: it holds none, or one that cannot be.
+    :raises StoreVersionError: a version wrote it that this one cannot read.
     """
     fields = Fields(contents.values)
     segments = fields.texts("segments")
@@ -103,6 +110,7 @@ def manifest_of(contents: sealed.Sealed) -> Manifest:
         wrapped_keys=tuple(_wrapped_key(item) for item in fields.objects("wrapped_keys")),
         forked_from=unpack_origin(fields),
     )
+    require_known_way(manifest)
     fault = fault_of(manifest)
     if fault:
         raise StoreCorruptError(f"The manifest cannot be true: {fault}.")

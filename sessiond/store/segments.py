@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
-from sessiond.domain.errors import StoreCorruptError, StoreError
+from sessiond.domain.errors import StoreCorruptError, StoreError, StoreVersionError
 from sessiond.domain.snapshot import ChunkRecord
 from sessiond.store.buffers import Scratch
+from sessiond.store.codecs import Codec
 from sessiond.store.fileio import FileOps
 from sessiond.store.format import (
     FOOTER_BYTES,
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from sessiond.domain.ids import SegmentId
+
+#: What other numbers mean, only later versions know: such a chunk is not damaged.
+_CODECS = frozenset(Codec)
 
 
 class SegmentReader:
@@ -52,10 +56,10 @@ class SegmentReader:
         bytes_digest: bytes,
         pace: ReadPace = DEFAULT_PACE,
     ) -> list[StoreError | None]:
-        """Read, verify, decode and copy chunks; one result for each, in order.
+        """Read, decode and verify chunks; one result for each, in order.
 
-        What is not ``None`` in the answer says why that chunk was not loaded; its ``out`` was
-        not touched then. A damaged chunk is read once more, then noted as bad.
+        What is not ``None`` in the answer says why that chunk was not loaded; nothing of it is
+        in its ``out`` then. A damaged chunk is read once more, then noted as bad.
 
         :param bytes_digest: of the fingerprint that the caller's engine has.
         :param pace: how much memory the calling thread may use to be fast.
@@ -93,6 +97,8 @@ class SegmentReader:
             return StoreCorruptError("The chunk belongs to another context.")
         if self.header.bytes_digest != bytes_digest:
             return StoreCorruptError("The chunk was made by another engine.")
+        if chunk.record.codec not in _CODECS:
+            return StoreVersionError(f"The chunk has the unknown codec {chunk.record.codec}.")
         if chunk.out.nbytes != chunk.record.raw_bytes:
             return StoreError("The chunk has another size than its destination.")
         return None

@@ -62,8 +62,8 @@ class Way:
 def way_of(rates: Rates, codec: CodecRates) -> Way:
     """Return how fast restores are with one codec: as fast as the slowest of what overlaps.
 
-    Reads and the engine's copies overlap with the threads that decode, one of which verifies,
-    decodes and copies a chunk one after the other.
+    Reads and the engine's copies overlap with the threads that decode, one of which decodes a
+    chunk into its place and verifies it there.
     """
     decode_s, deliver_s = 1 / codec.decode_bytes_s, 1 / codec.deliver_bytes_s
     alone_s = {

@@ -7,7 +7,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -175,11 +175,11 @@ class _Work:
 
         def verify(number: int) -> None:
             for slot in self._slots(number):
-                self._verified(payloads[slot])
+                _prove(self._decoded(payloads[slot]).pieces())
 
         def deliver(number: int) -> None:
             for slot in self._slots(number):
-                self._verified(payloads[slot]).copy_to(self._region.slot(slot))
+                _prove(self._decoded(payloads[slot]).written_to(self._region.slot(slot)))
 
         verify_s, deliver_s = self._threads.seconds(verify), self._threads.seconds(deliver)
         return CodecRates(
@@ -198,11 +198,8 @@ class _Work:
             payloads.append(_Payload(used, room[:stored].copy()))
         return payloads
 
-    def _verified(self, payload: _Payload) -> Decoded:
-        size_bytes = self._region.chunk_bytes
-        decoded = thread_coder().decode(payload.codec, payload.data, size_bytes)
-        chunk_checksum(_POSITION, _BYTES_DIGEST, decoded.pieces())
-        return decoded
+    def _decoded(self, payload: _Payload) -> Decoded:
+        return thread_coder().decode(payload.codec, payload.data, self._region.chunk_bytes)
 
     def scatter(self) -> float:
         source = self._region.bytes.copy()
@@ -225,3 +222,7 @@ class _Work:
 
     def _slots(self, number: int) -> list[int]:
         return [int(slot) for slot in self._order[number :: self._threads.count]]
+
+
+def _prove(pieces: Iterable[Bytes]) -> None:
+    chunk_checksum(_POSITION, _BYTES_DIGEST, pieces)

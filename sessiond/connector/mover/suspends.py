@@ -125,8 +125,9 @@ class SuspendPlan:
         manifest = self._manifest(records)
         if is_discarded():
             return None, causes  # what was written is garbage, and is collected
+        summary = asdict(self._summary(manifest, records))  # what fails must fail before
         self._store.commit_manifest(manifest, fence=require_live)
-        return asdict(self._summary(manifest, records)), causes
+        return summary, causes
 
     def close(self) -> None:
         """Unlock; discard what was not finished."""

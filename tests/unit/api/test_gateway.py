@@ -318,10 +318,12 @@ async def test_a_turn_counts_as_a_restore_until_its_first_token(
         await answer.aclose()
 
 
-async def test_a_turn_counts_as_the_engine_s_work_until_it_has_ended(
+@asynccontextmanager
+async def engine_that_computes(
     world: World, engine: FakeEngine, gate: httpx.AsyncClient
-) -> None:
-    services, context = world.services, world.services.context
+) -> AsyncIterator[FakeEngine]:
+    """Yield an engine that is known to compute for long what the session's next turn needs."""
+    services = world.services
     await services.planner.calibrator.see(engine.info)
     engine.times.prefill_token_s = 1.0
     await gate.post(COMPLETIONS, json=body_of(), headers=OURS)
@@ -331,19 +333,41 @@ async def test_a_turn_counts_as_the_engine_s_work_until_it_has_ended(
     await services.planner.calibrator.settle()
     world.kill_engine(engine)
     async with world.listening_engine() as fresh:
+        yield fresh
 
-        def busy_s() -> float:
-            late_unix_s = context.now() + PATIENCE_S  # a ticket alone does not count any more
-            return context.plans.work.busy_s(fresh.info.engine_id, late_unix_s)
 
+def busy_s(world: World, engine: FakeEngine) -> float:
+    """Return how long an engine computes, without tickets that nobody uses."""
+    context = world.services.context
+    return context.plans.work.busy_s(engine.info.engine_id, context.now() + PATIENCE_S)
+
+
+async def test_a_turn_counts_as_the_engine_s_work_until_it_has_ended(
+    world: World, engine: FakeEngine, gate: httpx.AsyncClient
+) -> None:
+    async with engine_that_computes(world, engine, gate) as fresh:
         begins = fresh.faults.gates["turn"] = asyncio.Event()
         turn = asyncio.create_task(gate.post(COMPLETIONS, json=body_of(), headers=OURS))
         await until(lambda: len(fresh.seen) == 1)
-        assert busy_s() > 0.0
+        assert busy_s(world, fresh) > 0.0
         begins.set()
         await turn
-        await services.sweeper.sweep()
-        assert busy_s() == 0.0
+        await world.services.sweeper.sweep()
+        assert busy_s(world, fresh) == 0.0
+
+
+async def test_a_turn_that_its_engine_does_not_take_is_none_of_its_work(
+    world: World, engine: FakeEngine, gate: httpx.AsyncClient
+) -> None:
+    async with engine_that_computes(world, engine, gate) as fresh:
+        fresh.faults.http_errors = {"turn": 400}
+        assert (await gate.post(COMPLETIONS, json=body_of(), headers=OURS)).status_code == 400
+        assert busy_s(world, fresh) == 0.0
+        at, url = bound()
+        at.close()
+        fresh.update(url=url)
+        assert (await gate.post(COMPLETIONS, json=body_of(), headers=OURS)).status_code == 503
+        assert busy_s(world, fresh) == 0.0
 
 
 async def test_two_first_turns_at_once_both_succeed(

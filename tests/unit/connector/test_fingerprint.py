@@ -240,6 +240,24 @@ def test_k_and_v_are_told_apart_where_it_is_known_how_they_lie() -> None:
     assert halves(latent) == halves(ordinary, wider) == halves(ordinary, latent) == 0
 
 
+def test_vllm_writes_k_before_v_in_runs_of_that_size() -> None:
+    from vllm import _custom_ops as ops  # noqa: PLC0415 - slow
+    from vllm.v1 import kv_cache_interface as kv  # noqa: PLC0415 - slow
+    from vllm.v1.attention.backends.cpu_attn import _get_attn_isa  # noqa: PLC0415 - slow
+
+    from sessiond.connector.kvfacts import half_bytes  # noqa: PLC0415 - slow
+
+    block, heads, size, numbers = 128, 3, 64, torch.bfloat16
+    spec = kv.FullAttentionSpec(block_size=block, num_kv_heads=heads, head_size=size, dtype=numbers)
+    half = half_bytes(kv.KVCacheConfig(8, [], [kv.KVCacheGroupSpec(["0"], spec)]))
+    page = torch.zeros(spec.page_size_bytes // numbers.itemsize, dtype=numbers)
+    k_page, v_page = page.view(1, heads, 2 * block, size).chunk(2, dim=2)
+    k, isa = torch.ones((block, heads, size), dtype=numbers), _get_attn_isa(numbers, block, size)
+    ops.cpu_attn_reshape_and_cache(k, 2 * k, k_page, v_page, torch.arange(block), isa)
+    runs = page.view(-1, half // numbers.itemsize)
+    assert [set(run.tolist()) for run in runs] == [{1.0}, {2.0}] * heads
+
+
 def test_where_a_model_lies_does_not_matter(model: Path) -> None:
     before = fingerprint(model)
     moved = shutil.move(model, model.with_name("moved"))

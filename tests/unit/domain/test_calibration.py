@@ -161,6 +161,17 @@ def test_what_an_earlier_version_wrote_is_read() -> None:
         assert read.calibration.loads == (LOAD,)
 
 
+def test_what_comes_from_the_future_keeps_out_nothing_that_is_measured() -> None:
+    """A clock that was years ahead, and was put right."""
+    ahead = replace(LOAD, at_unix_s=1e9), replace(PREFILL, at_unix_s=1e9)
+    known = Calibration().with_load(ahead[0]).with_prefill(ahead[1])
+    known = known.without_loads(Tier.NVME, 1e9).without_loads(Tier.RAM, 3.0)
+    assert known.as_of(1e9) is known
+    now = known.as_of(LOAD.at_unix_s)
+    assert now == Calibration(loads_since_unix_s={Tier.RAM: 3.0})
+    assert now.with_load(LOAD).loads == (LOAD,)
+
+
 def test_a_recovered_tier_begins_anew() -> None:
     slow = [replace(LOAD, at_unix_s=float(at), seconds=5.0) for at in range(20)]
     other = replace(LOAD, tier=Tier.RAM)

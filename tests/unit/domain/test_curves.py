@@ -4,6 +4,7 @@ import math
 import random
 from dataclasses import replace
 from statistics import median
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -21,6 +22,9 @@ from sessiond.domain.curves import (
 )
 from sessiond.domain.samples import LoadSample, PrefillSample, Tier
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 MIB = 1 << 20
 GIB = 1 << 30
 ASSUMED = ASSUMED_LOADS[Tier.NVME]
@@ -36,7 +40,7 @@ def loads(count: int, noise: float = 0.0, seed: int = 1, now: float = 1000.0) ->
     made = []
     for at in range(count):
         size, others = round(MIB * 2 ** chance.uniform(0, 10)), float(chance.randrange(4))
-        waits = DISK.fixed_s + DISK.wait_s * others
+        waits = DISK.fixed_s + DISK.wait_s * min(1, others)
         exact = waits + size / DISK.bytes_per_s * (1 + DISK.slowdown * others)
         seconds = exact * math.exp(chance.gauss(0, noise))
         made.append(LoadSample(now - count + at, Tier.NVME, size, 1, seconds, others=others))
@@ -50,7 +54,7 @@ def prefills(count: int, noise: float = 0.0, seed: int = 1) -> list[PrefillSampl
     for at in range(count):
         end = round(2 ** chance.uniform(7, 14))
         begin, others = chance.choice([0, 0, end // 2, end * 9 // 10]), float(chance.randrange(4))
-        waits = MODEL.fixed_s + MODEL.wait_s * others
+        waits = MODEL.fixed_s + MODEL.wait_s * min(1, others)
         exact = waits + sum_of_costs(begin, end) * (1 + MODEL.slowdown * others)
         seconds = exact * math.exp(chance.gauss(0, noise))
         made.append(PrefillSample(1000.0 - count + at, begin, end, seconds, others))
@@ -147,18 +151,38 @@ def test_what_others_cost_is_found_whatever_it_is(
     assert median(load_errors(fit_load(made, 1000.0, ASSUMED), truth)) < 0.1
 
 
-def test_a_small_load_waits_for_others_and_a_large_one_hardly_longer() -> None:
-    made = [
-        LoadSample(990.0 + at, Tier.NVME, size, 1, 0.01 + 0.06 * others + size / GIB, others=others)
+def beside(sizes: Sequence[int], alone_s: float, wait_s: float) -> list[LoadSample]:
+    """Loads beside none, one and three others, whose steps they wait for."""
+    return [
+        LoadSample(
+            990.0 + at,
+            Tier.NVME,
+            size,
+            1,
+            alone_s + wait_s * min(1.0, others) + size / GIB,
+            others=others,
+        )
         for at in range(8)
-        for size in (MIB, 512 * MIB)
+        for size in sizes
         for others in (0.0, 1.0, 3.0)
     ]
-    curve = fit_load(made, 1000.0, ASSUMED)
+
+
+def test_a_small_load_waits_for_others_and_a_large_one_hardly_longer() -> None:
+    curve = fit_load(beside((MIB, 512 * MIB), 0.01, 0.06), 1000.0, ASSUMED)
     assert curve.wait_s == pytest.approx(0.06, rel=0.1)
     assert curve.slowdown < 0.02
-    assert curve.estimate(MIB, 3.0).likely_s == pytest.approx(0.191, rel=0.1)
-    assert curve.estimate(512 * MIB, 3.0).likely_s == pytest.approx(0.69, rel=0.1)
+    assert curve.estimate(MIB, 3.0).likely_s == pytest.approx(0.071, rel=0.1)
+    assert curve.estimate(512 * MIB, 3.0).likely_s == pytest.approx(0.57, rel=0.1)
+
+
+def test_the_few_that_were_alone_are_not_taken_for_wild() -> None:
+    some = beside((12 * MIB, 24 * MIB, 48 * MIB), 0.004, 0.085)
+    few = [one for number, one in enumerate(some) if one.others or number % 9 == 0]
+    assert sum(not one.others for one in few) == len(few) / 7
+    curve = fit_load(few, 1000.0, ASSUMED)
+    assert curve.estimate(12 * MIB).likely_s == pytest.approx(0.016, rel=0.15)
+    assert curve.estimate(12 * MIB, 1.0).likely_s == pytest.approx(0.101, rel=0.1)
 
 
 def test_what_others_cost_is_as_assumed_until_there_were_some() -> None:

@@ -50,6 +50,17 @@ def test_chunks_that_lost_nothing_do_not_hide_what_others_lost() -> None:
     assert loss_of("fp8", [(lossless,), ()]) == SnapshotLoss("fp8", {})
 
 
+def test_chunks_that_were_measured_in_other_parts_are_told_together() -> None:
+    found = loss_of("fp8", [(SOME, SOME), (), (SOME,)])
+    assert found.errors == {"kv": (SOME + SOME + SOME).relative}
+
+
 @pytest.mark.parametrize("loss", [SnapshotLoss("fp8", {}), loss_of("fp8", [(SOME, SOME)])])
 def test_it_is_the_same_after_json(loss: SnapshotLoss) -> None:
     assert SnapshotLoss.from_json(json.loads(json.dumps(asdict(loss)))) == loss
+
+
+def test_what_later_versions_tell_more_is_left_out() -> None:
+    error = {"rms": 0.25, "largest": 0.5, "median": 0.125}
+    read = SnapshotLoss.from_json({"way": "fp8", "errors": {"kv": error}, "bits": 8})
+    assert read == SnapshotLoss("fp8", {"kv": RelativeError(0.25, 0.5)})

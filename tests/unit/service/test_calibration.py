@@ -151,6 +151,27 @@ async def test_what_was_forgotten_is_not_brought_back_by_another_daemon(
         assert value["loads"] == []
 
 
+async def test_a_clock_that_was_ahead_spoils_nothing_that_comes_later(
+    auto: World, tmp_path: Path
+) -> None:
+    """Neither in the daemon that believed it, nor in those that read what it had saved."""
+    engine = auto.start_engine()
+    await come_and_go(auto, engine)
+    mine, kind = auto.services.planner.calibrator, kind_of(auto, engine)
+    (load,), now = kind.calibration.loads, auto.services.context.now
+    mine.forget_loads(kind, Tier.NVME, now() + 1e6)
+    await mine.save()
+    async with open_world(tmp_path / "first", limits=LIMITS) as other:
+        theirs = await other.services.planner.calibrator.see(engine.info)
+        for one in (kind, theirs):
+            mine._add(one, replace(load, at_unix_s=now()), None)
+            assert len(one.calibration.loads) == 1
+        await mine.save()
+        value = auto.store.calibrations.read(kind.digest)
+    assert value is not None
+    assert len(read_calibration(value).calibration.loads) == 1
+
+
 @pytest.mark.parametrize("data", ["{", '{"version": 2, "loads": [], "prefills": []}'])
 async def test_a_damaged_file_is_begun_anew(
     auto: World, data: str, caplog: pytest.LogCaptureFixture

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from sessiond.domain.ids import DEFAULT_TENANT, SessionId
 from sessiond.domain.plans import PlanPolicy
+from sessiond.service.catalogue import Changes
 from sessiond.service.enginework import PATIENCE_S, EngineWork, Work
 from sessiond.testing.fake_engine import FakeEngine
 from sessiond.testing.world import QUICK, World, open_world, report, text
@@ -49,10 +50,10 @@ def test_a_turn_that_has_ended_keeps_nobody_waiting() -> None:
     known = EngineWork()
     known.expect(A, work("2"))
     known.came(A, 1.0)
-    known.ended(A, "1")  # an earlier one, told late
-    known.ended(B, "2")
+    known.ended(A, "1", 1.0)  # an earlier one, told late
+    known.ended(B, "2", 1.0)
     assert known.busy_s("e", 1.0) > 0.0
-    known.ended(A, "2")
+    known.ended(A, "2", 1.0)
     assert known.busy_s("e", 1.0) == 0.0
 
 
@@ -68,6 +69,49 @@ def test_a_session_s_second_ticket_takes_the_place_of_an_unused_one() -> None:
     assert known.busy_s("e", 6.0) == 50.0
 
 
+def test_what_waits_for_a_turn_begins_when_that_was_computed() -> None:
+    known = EngineWork()
+    known.expect(A, work("1", 10.0))
+    known.expect(B, work("2", 10.0))
+    known.expect(C, work("3", 10.0, engine="other"))
+    known.came(A, 0.0)
+    known.came(B, 0.0)
+    known.ended(A, "1", 4.0)  # quicker than was thought
+    assert (known.busy_s("e", 4.0), known.busy_s("other", 4.0)) == (10.0, 6.0)
+    known.expect(C, work("4", LONG_S, 5.0))
+    known.came(C, 5.0)
+    known.ended(B, "2", 60.0)  # it has told a long story, and had been computed by 14.0
+    assert known.busy_s("e", 60.0) == 14.0 + LONG_S - 60.0
+
+
+def test_a_newer_ticket_with_nothing_to_compute_ends_the_wait_for_an_unused_one() -> None:
+    known = EngineWork()
+    known.expect(A, work("1"))
+    known.replaced(A)
+    known.came(A, 1.0)  # the newer one's turn
+    assert known.busy_s("e", 1.0) == 0.0
+    known.expect(A, work("2"))
+    known.came(A, 1.0)
+    known.replaced(A)  # that one runs
+    assert known.busy_s("e", 1.0) == LONG_S - 1.0
+
+
+def test_a_session_waits_for_its_own_turn_only_if_that_runs() -> None:
+    known = EngineWork()
+    known.expect(A, work("1"))
+    assert (known.busy_s("e", 0.0, A), known.busy_s("e", 0.0, B)) == (0.0, LONG_S)
+    known.came(A, 0.0)
+    assert known.busy_s("e", 0.0, A) == LONG_S
+
+
+def test_a_clock_that_is_put_back_makes_nobody_wait_longer() -> None:
+    known = EngineWork()
+    known.expect(A, work("1", 5.0, 10_000.0))
+    known.expect(B, work("2", 5.0, 10_000.0))
+    known.came(A, 10_000.0)
+    assert known.busy_s("e", 0.0) == 5.0  # and the unused one counts no more
+
+
 def test_dead_engines_work_is_forgotten() -> None:
     known = EngineWork()
     known.expect(A, work("1"))
@@ -77,7 +121,7 @@ def test_dead_engines_work_is_forgotten() -> None:
 
 
 STEPS = st.tuples(
-    st.sampled_from(["expect", "came", "ended", "wait"]),
+    st.sampled_from(["expect", "came", "replaced", "ended", "wait"]),
     st.sampled_from([A, B, C]),
     st.floats(0.0, 60.0),
 )
@@ -95,9 +139,11 @@ def test_it_is_never_more_than_what_may_be_computed(
             seconds += number
         elif kind == "came":
             known.came(key, now)
+        elif kind == "replaced":
+            known.replaced(key)
         elif kind == "ended":
             before = known.busy_s("e", now)
-            known.ended(key, name)
+            known.ended(key, name, now)
             assert known.busy_s("e", now) <= before
         else:
             now += number
@@ -145,6 +191,28 @@ async def test_only_tickets_that_are_used_keep_others_waiting(world: World) -> N
     plan = (await world.services.turns.ticket(DEFAULT_TENANT, SESSIONS[2])).decided
     assert plan is not None
     assert 0.0 < plan.recompute.engine_queue_s < both_s / 2
+
+
+@pytest.mark.anyio
+async def test_a_second_ticket_is_planned_as_the_first_one_was(world: World) -> None:
+    await measured(world)
+    plans = [
+        (await world.services.turns.ticket(DEFAULT_TENANT, SESSIONS[0])).decided for _ in range(3)
+    ]
+    assert [plan and plan.recompute.engine_queue_s for plan in plans] == [0.0] * 3
+
+
+@pytest.mark.anyio
+async def test_a_ticket_to_load_takes_the_place_of_one_to_compute(world: World) -> None:
+    engine = await measured(world)
+    await world.services.turns.ticket(DEFAULT_TENANT, SESSIONS[0])
+    assert busy_s(world, engine) > 0.0
+    changes: Changes = {"plan_policy": PlanPolicy.ALWAYS_LOAD}
+    await world.services.catalogue.change(DEFAULT_TENANT, SESSIONS[0], changes)
+    await world.services.turns.ticket(DEFAULT_TENANT, SESSIONS[0])
+    engine.begin_turn(DEFAULT_TENANT, SESSIONS[0])
+    await world.services.sweeper.sweep()
+    assert busy_s(world, engine) == 0.0
 
 
 @pytest.mark.anyio

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -19,6 +20,7 @@ from sessiond.domain.plans import Plan, PlanChoice, PlanInputs, PlanPolicy
 from sessiond.domain.reasons import Cause, Reason
 from sessiond.domain.samples import Tier
 from sessiond.domain.turnoutcome import outcome_of_turn
+from sessiond.engine.streams import EngineStreams
 from sessiond.service.plans import Wish
 from sessiond.service.resume import Prospect, Resumer
 from sessiond.service.snapshots import Snapshots
@@ -290,6 +292,24 @@ async def test_in_a_storm_computing_may_be_ready_first(auto: World) -> None:
     assert (told["outcome"], told["reason"]) == ("recomputed", "recompute_is_faster")
     assert told["plan"]["load"]["load_queue_s"] > 1
     assert alone["outcome"] == "restored"
+
+
+async def test_loads_that_go_before_are_as_slow_beside_others(auto: World) -> None:
+    engine = await taught(auto, FAST)
+    await suspended(auto, engine, AGENT, seed=1)
+    await settled(auto)
+    kind = auto.services.context.plans.engines[engine.info.engine_id].kind
+    slow = replace(kind.curves.loads[Tier.NVME], wait_s=100.0)
+    kind.curves = replace(kind.curves, loads={**kind.curves.loads, Tier.NVME: slow})
+    other, planner = (DEFAULT_TENANT, SessionId("other")), auto.services.planner
+
+    async with auto.services.context.resume_queue.place(other, engine.info, 1, stored_bytes=1):
+        alone = await planner.plan(await look(auto))
+        with patch.object(EngineStreams, "running", return_value=1):
+            beside = await planner.plan(await look(auto))
+
+    alone_s, beside_s = (one.load.load_queue_s for one in (alone, beside) if one and one.load)
+    assert beside_s == pytest.approx(alone_s + 100.0)
 
 
 async def test_it_is_planned_again_when_its_turn_has_come(auto: World) -> None:

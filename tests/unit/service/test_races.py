@@ -9,6 +9,7 @@ tests of the store and the mover (``test_races``), and in ``tests/acceptance``.
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ from sessiond.domain.errors import (
 from sessiond.domain.ids import DEFAULT_TENANT
 from sessiond.domain.session import OperationKind, OperationStatus, SessionState
 from sessiond.service.services import build
+from sessiond.store import layout, sessionlook, tree
 from sessiond.store.verify import VerifyOptions
 from sessiond.testing.values import an_operation
 from sessiond.testing.world import AGENT, PATIENT, World, open_world, problem, report, text
@@ -146,6 +148,35 @@ async def test_a_turn_that_runs_when_the_suspend_arrives_is_left_alone(
     assert (await world.services.sweeper.sweep()).due == 0  # the last token is that of the turn
     world.pass_time(LATER_S)
     assert (await world.services.sweeper.sweep()).suspended == 1
+
+
+@pytest.mark.usefixtures("engine")
+async def test_a_ticket_that_is_made_while_a_snapshot_takes_another_s_place(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its look has listed is gone when it is read, and there is a newer one."""
+    report(await world.suspend())
+    await world.turn(AGENT, text(200))
+    listed, goes_on = threading.Event(), threading.Event()
+
+    def listing(folder_fd: int) -> list[str]:
+        names = tree.list_names(folder_fd)
+        if not listed.is_set():
+            listed.set()
+            assert goes_on.wait(PATIENCE_S)
+        return names
+
+    monkeypatch.setattr(sessionlook, "list_names", listing)
+    asking = asyncio.create_task(world.services.turns.ticket(DEFAULT_TENANT, AGENT))
+    await asyncio.to_thread(listed.wait, PATIENCE_S)
+    try:
+        report(await world.suspend())
+        (old,) = world.store.root.rglob(layout.manifest_file(1))
+        old.unlink()  # as retention does
+    finally:
+        goes_on.set()
+    ticket = await asking
+    assert (ticket.generation, ticket.causes) == (2, ())
 
 
 async def test_a_turn_whose_ticket_is_older_than_the_suspend(

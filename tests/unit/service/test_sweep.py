@@ -216,6 +216,18 @@ async def test_what_is_all_gone_is_left_alone_though_it_failed_before(
 
 
 @pytest.mark.anyio
+async def test_what_is_gone_is_stored_when_its_owner_has_it_recomputed(
+    world: World, engine: FakeEngine
+) -> None:
+    engine.evict()
+    world.pass_time(IDLE_S + 1)
+    assert (await world.services.sweeper.sweep()).failed == 1
+    change: Changes = {"on_evicted": OnEvicted.RECOMPUTE}
+    await world.services.catalogue.change(DEFAULT_TENANT, AGENT, change)
+    assert (await world.services.sweeper.sweep()).suspended == 1
+
+
+@pytest.mark.anyio
 async def test_what_is_skipped_is_no_failure_and_stays_skipped(
     world: World, engine: FakeEngine
 ) -> None:

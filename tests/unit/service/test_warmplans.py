@@ -69,6 +69,9 @@ async def test_turns_that_follow_each_other_share_one_plan(world: World) -> None
         world.pass_time(1.01 * _LASTS_S)
         await ticket(world)
         assert made.call_count == 2
+        world.pass_time(-3 * _LASTS_S)  # the clock is put back
+        await ticket(world)
+        assert made.call_count == 3
     assert {one.plan for one in tickets} == {"warm"}
     assert all(one.decided == tickets[0].decided is not None for one in tickets)
     assert len({one.permit.operation_id for one in tickets}) == 5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 import pytest
 
@@ -15,6 +16,7 @@ from sessiond.domain.session import SessionState
 from sessiond.domain.tokens import token_ids
 from sessiond.service import returns, writes
 from sessiond.service.sweep import SweepReport
+from sessiond.service.worth import Worth
 from sessiond.testing.world import AGENT, PATIENT, World, open_world, report, suspends, text
 
 if TYPE_CHECKING:
@@ -168,6 +170,22 @@ async def test_what_the_day_s_bytes_held_back_goes_as_soon_as_they_allow_it(
         raised = replace(limits, write_bytes_per_day=1 << 40)
         object.__setattr__(world.services.context, "limits", raised)
         assert (await swept(world, 1.0)).suspended == 1
+
+
+async def test_few_bytes_are_not_offered_to_all_who_wait_for_them(tmp_path: Path) -> None:
+    limits = replace(PATIENT, write_bytes_per_day=100, sweep_concurrency=1)
+    async with open_world(tmp_path, limits=limits) as world:
+        world.start_engine()
+        for number in range(6):
+            await world.create(SessionId(f"{number}"))
+            await world.turn(SessionId(f"{number}"), text(100))
+        assert (await swept(world)).refused == 5
+        world.pass_time(DAY_S * (1 - writes.left_bytes(world.services.context)) / 100)
+        with patch.object(Worth, "check", autospec=True, side_effect=Worth.check) as asked:
+            told = await swept(world, RETRY_S)
+        assert (told.due, told.suspended, told.refused) == (5, 1, 0)
+        assert asked.call_count == 2  # the one that is written, and the first that is not
+        assert (await swept(world, 1.0)).due == 0
 
 
 async def test_what_is_refused_for_other_reasons_waits_though_there_are_bytes(

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessiond.domain.errors import StoreCorruptError
+from sessiond.domain.errors import StoreCorruptError, StoreVersionError
 from sessiond.domain.ids import SegmentId
 from sessiond.domain.loss import Loss
 from sessiond.domain.snapshot import ChunkRecord
@@ -33,6 +33,7 @@ from sessiond.testing.snapshots import (
 )
 
 if TYPE_CHECKING:
+    from sessiond.domain.canonical import JsonValue
     from sessiond.domain.snapshot import Manifest
     from sessiond.store.store import Store
 
@@ -65,6 +66,17 @@ def test_losses_round_trip(losses: list[tuple[Loss, ...]]) -> None:
     nothing = [() if all(part == Loss() for part in parts) else parts for parts in losses]
     assert [chunk.loss for chunk in read.chunks] == nothing
     assert (read, read.loss) == (manifest, manifest.loss)
+    assert read.loss is read.loss  # added up once: a long session has thousands of chunks
+
+
+@pytest.mark.parametrize("fine_first", [True, False])
+def test_chunks_that_were_measured_in_other_parts_are_read_back(fine_first: bool) -> None:  # noqa: FBT001 - a parameter
+    k, v, kv = Loss(1.0, 2.0, 3.0, 4.0), Loss(5.0, 6.0, 2.0, 8.0), Loss(9.0, 9.0, 9.0, 9.0)
+    losses: list[tuple[Loss, ...]] = [(k, v), (), (kv,)]
+    manifest = a_manifest(losses if fine_first else losses[::-1])
+    read = unpack_manifest(pack_manifest(manifest, KEYS), KEYS)
+    assert {chunk.loss for chunk in read.chunks} == {(k + v,), (), (kv,)}
+    assert read.loss == manifest.loss
 
 
 def resealed(manifest: Manifest, section: bytes | None) -> bytes:
@@ -125,6 +137,15 @@ def test_lossy_chunks_are_in_lossy_manifests_only(codec: int) -> None:
     strange = replace(silent, fingerprint=a_fingerprint(lossy="fp2"))
     assert fault_of(strange) == "it is lossy in an unknown way"
     assert fault_of(replace(silent, fingerprint=a_fingerprint(lossy="fp8"))) == ""
+
+
+def test_a_way_of_later_versions_is_no_damage() -> None:
+    written = sealed.read_unsealed(pack_manifest(a_manifest([()]), KEYS))
+    fields: dict[str, JsonValue] = {**PLAN.fingerprint.fields, "lossy": "fp2"}
+    values: dict[str, JsonValue] = {**written.values, "fingerprint": fields}
+    later = sealed.pack(sealed.Sealed(written.kind, values, written.sections), KEYS)
+    with pytest.raises(StoreVersionError, match="fp2"):
+        unpack_manifest(later, KEYS)
 
 
 def errors_of(raw: bytes) -> tuple[float, float]:

@@ -14,10 +14,11 @@ from sessiond.domain.errors import (
     StoreCorruptError,
     StoreError,
     StoreFullError,
+    StoreVersionError,
 )
 from sessiond.domain.ids import SegmentId
 from sessiond.domain.tokens import chain_digests
-from sessiond.store.codecs import Codec
+from sessiond.store.codecs import ByteArray, Codec, Coder
 from sessiond.store.format import ALIGNMENT_BYTES
 from sessiond.store.loading import WantedChunk
 from sessiond.store.store import Store
@@ -202,6 +203,20 @@ def test_another_context_or_engine_is_refused_and_the_chunk_not_blamed(store: St
         (size,) = reader.load([replace(wanted, out=wanted.out[1:])], manifest.bytes_digest)
         assert reader.load([wanted], manifest.bytes_digest) == [None]
     assert all(isinstance(error, StoreError) for error in (context, engine, place, size))
+    assert store.bad_chunks(only_segment(manifest)) == set()
+
+
+def test_a_later_versions_codec_is_refused_and_the_chunk_not_blamed(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encode(_: Coder, _codec: Codec, raw: ByteArray, payload: ByteArray) -> tuple[int, int]:
+        payload[: len(raw)] = raw
+        return 9, len(raw)
+
+    with monkeypatch.context() as later:
+        later.setattr(Coder, "encode", encode)
+        manifest = write_snapshot(store)
+    assert all(isinstance(one, StoreVersionError) for one in load_snapshot(store, manifest))
     assert store.bad_chunks(only_segment(manifest)) == set()
 
 

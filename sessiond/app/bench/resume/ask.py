@@ -20,7 +20,7 @@ _TOLERANCE_NATS = 0.1
 
 
 class WrongTokenError(RuntimeError):
-    """A restored context gave another first token than the same one in VRAM."""
+    """A restored context went on in another way than the same one in VRAM."""
 
 
 @dataclass(frozen=True)
@@ -91,11 +91,13 @@ def require_same(who: str, context: Context, found: Answer, reference: Answer) -
 
     :raises WrongTokenError: they differ.
     """
-    all_same = (found.tokens, found.steps) == (reference.tokens, reference.steps)
-    if found.token != reference.token or found.logprobs != reference.logprobs or not all_same:
+    mine, theirs = _steps(found), _steps(reference)
+    places = range(max(len(mine), len(theirs)))
+    at = next((at for at in places if mine[at : at + 1] != theirs[at : at + 1]), None)
+    if at is not None:
         raise WrongTokenError(
-            f"{who}, {context.name}: first token {found.token} with {dict(found.logprobs)}, "
-            f"in VRAM {reference.token} with {dict(reference.logprobs)}."
+            f"{who}, {context.name}: token {at} is {mine[at : at + 1]}, in VRAM "
+            f"{theirs[at : at + 1]}."
         )
 
 
@@ -109,3 +111,9 @@ def require_close(who: str, context: Context, found: Answer, reference: Answer) 
             require_same(who, context, found, reference)
     if not found.logprobs.keys() & reference.logprobs.keys():
         require_same(who, context, found, reference)
+
+
+def _steps(answer: Answer) -> list[tuple[int, Mapping[str, float]]]:
+    """Return the tokens with their log-probabilities."""
+    tokens, steps = answer.tokens or (answer.token,), answer.steps or (answer.logprobs,)
+    return list(zip(tokens, steps, strict=True))

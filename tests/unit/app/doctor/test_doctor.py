@@ -12,8 +12,9 @@ import pytest
 
 from sessiond.app.doctor import main as doctor
 from sessiond.app.doctor.facts import find_facts
-from sessiond.app.doctor.stages import Sizes, made_up_kv, measure
+from sessiond.app.doctor.stages import Bytes, Sizes, made_up_kv, measure
 from sessiond.app.main import main
+from sessiond.store import planes
 from sessiond.store.codecchoice import try_codecs
 
 SMALL = Sizes(file_bytes=4 << 20, chunk_bytes=256 << 10, slots=8, repeat_s=0.0)
@@ -43,6 +44,22 @@ def test_every_stage_is_measured_and_nothing_is_left(tmp_path: Path) -> None:
     assert all(1e5 < one.deliver_bytes_s < 1e12 for one in rates.codecs)
     assert 0.0 < rates.sync_s < 60.0
     assert 0 < rates.size_bytes <= SMALL.file_bytes
+
+
+def test_a_chunk_is_decoded_once_on_its_way_as_the_mover_does_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joined_bytes: list[int] = []
+    join = planes.join
+
+    def counted(low: Bytes, high: Bytes, raw: Bytes) -> None:
+        joined_bytes.append(len(raw))
+        join(low, high, raw)
+
+    monkeypatch.setattr(planes, "join", counted)
+    measure(tmp_path, SMALL, threads=2)
+    # Two stages, each once to warm up and once to be measured.
+    assert sum(joined_bytes) == 2 * 2 * SMALL.slots * SMALL.chunk_bytes
 
 
 def test_kv_that_is_made_up_compresses_like_real_kv() -> None:

@@ -73,6 +73,17 @@ def test_a_second_suspend_shares_what_was_lossy_and_stays_marked(tmp_path: Path)
         assert all(chunk.loss for chunk in manifest.chunks)
 
 
+def test_chunks_of_a_version_that_did_not_tell_k_and_v_apart_are_shared(tmp_path: Path) -> None:
+    with a_rig(tmp_path) as rig:
+        assert rig.suspend(SESSION, HEAD).snapshot is not None
+    with a_rig(tmp_path, half_bytes=1000) as rig:
+        second = rig.suspend(SESSION, LONGER_HEAD, generation=2).snapshot
+        assert second is not None
+        assert second["shared_bytes"] > 0
+        assert second["lossy"]["errors"].keys() == {"kv"}
+        assert rig.store.verify().is_clean
+
+
 @pytest.mark.parametrize(("stored", "live"), [("fp8", ""), ("", "fp8")])
 def test_no_other_engine_loads_it_and_it_loads_no_other(
     tmp_path: Path, stored: str, live: str

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,19 @@ def test_a_restored_token_is_exactly_the_one_from_vram() -> None:
     for other in (answer(6, a=-1.0, b=-2.0), answer(5, a=-1.0, b=-2.0001)):
         with pytest.raises(WrongTokenError, match="us, session"):
             require_same("us", CONTEXT, other, answer(5, a=-1.0, b=-2.0))
+
+
+def test_the_token_that_differs_is_told() -> None:
+    steps = ({"a": -1.0}, {"b": -2.0})
+    reference = replace(answer(5, a=-1.0), tokens=(5, 6), steps=steps)
+    require_same("us", CONTEXT, replace(reference, seconds=9.0), reference)
+    for other in (
+        replace(reference, tokens=(5, 7)),
+        replace(reference, steps=({"a": -1.0}, {"b": -2.5})),
+        replace(reference, tokens=(5,), steps=steps[:1]),
+    ):
+        with pytest.raises(WrongTokenError, match=r"token 1 is \[.*\], in VRAM \[\(6, "):
+            require_same("us", CONTEXT, other, reference)
 
 
 @pytest.mark.parametrize(
