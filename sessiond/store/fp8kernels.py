@@ -7,12 +7,12 @@ first use.
 from __future__ import annotations
 
 import functools
-import importlib
-import sys
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from sessiond.store.compiling import fastest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,12 +47,7 @@ class Kernels(NamedTuple):
 @functools.cache
 def kernels() -> Kernels:
     """Return the fastest kernels that this installation has."""
-    if sys.byteorder == "little":
-        try:
-            return compiled_kernels(importlib.import_module("numba"))
-        except ImportError:
-            pass
-    return numpy_kernels()
+    return fastest(compiled_kernels, numpy_kernels)
 
 
 def numpy_kernels() -> Kernels:

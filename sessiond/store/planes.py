@@ -7,12 +7,12 @@ Both let other threads run. Which one is decided once, at the first use.
 from __future__ import annotations
 
 import functools
-import importlib
-import sys
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from sessiond.store.compiling import fastest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,13 +43,7 @@ def join(low: ByteArray, high: ByteArray, raw: ByteArray) -> None:
 @functools.cache
 def kernels() -> Kernels:
     """Return the fastest kernels that this installation has."""
-    # A big-endian machine would have to swap inside the compiled loops; none runs vLLM.
-    if sys.byteorder == "little":
-        try:
-            return compiled_kernels(importlib.import_module("numba"))
-        except ImportError:
-            pass
-    return numpy_kernels()
+    return fastest(compiled_kernels, numpy_kernels)
 
 
 def numpy_kernels() -> Kernels:
