@@ -22,6 +22,7 @@ from sessiond.connector.limits import Limits
 from sessiond.connector.mover import protocol
 from sessiond.connector.mover.client import MoverClient
 from sessiond.connector.mover.memory import divide
+from sessiond.connector.orphans import end_with_frontend
 from sessiond.connector.refusals import weights_may_change
 from sessiond.connector.settings import ConnectorSettings
 from sessiond.connector.spec import SessionOffloadingSpec
@@ -87,6 +88,7 @@ def start(
     coordinator.tier.on_change = announcer.tier_changed
     coordinator.tier.attestor.changed_files = cache.changed_files
     _judge_weights(vllm_config, settings, coordinator)
+    end_with_frontend()
     _log_ready(info, time.monotonic() - began_s)
     return Started(coordinator, adapters, identity)
 
