@@ -5,7 +5,7 @@ The curve is ``scale x (amount x (1 + slowdown x others) + fixed + wait x min(1,
 no parameter is negative. Beside others, each part of the amount takes longer, and even the
 smallest amount waits for the engine's steps, which all others share. Errors count by their
 ratio, so that short times matter as much as long ones. The fit has two passes. The first one
-takes the scale as a median and counts no error more than a factor of seven, so that a fifth of
+takes the scale as a median and counts no error more than a factor of 150, so that a fifth of
 wild points hardly moves it; the second one leaves those out and averages the others.
 What the points cannot tell, such as the shape of points of one size, stays as it was believed.
 """
@@ -30,7 +30,7 @@ _BIWEIGHT_REACH: Final = 4.7
 _MEDIAN_TO_DEVIATION: Final = 1.4826
 _MOST_ROUNDS: Final = 80
 #: A smaller limit would take a minority that is alone on one side of a threshold for wild.
-_MOST_LOG: Final = 2.0
+_MOST_LOG: Final = 5.0
 _START_FACTORS: Final = (1.0, 1 / 15, 15.0, 1 / 225, 225.0)
 #: Of the wait, which matters only beside others.
 _START_WAITS: Final = (1.0, 1 / 30, 30.0)
