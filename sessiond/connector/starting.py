@@ -71,7 +71,10 @@ def start(
     _clean_up_after_dead_engines(store)
     frontend = read_frontend()
     cache = DigestCache(settings.root / "cache" / "digests.json", keys)
-    facts, identity = _identify(vllm_config, kv_cache_config, spec, frontend, cache)
+    files = Files.find(vllm_config)
+    read = read_facts(vllm_config, kv_cache_config, spec, files, frontend)
+    facts = read.stored(settings.lossy)
+    identity = Identity(files.parts(), cache, facts.complete, files.model.doubt)
     adapters = _adapter_book(settings, keys, vllm_config, frontend)
     info = _engine_info(vllm_config, kv_cache_config, spec, settings, adapters)
     announcer = Announcer(store, _without_tier(info, identity.pending))
@@ -108,19 +111,6 @@ def _log_ready(info: EngineInfo, seconds: float) -> None:
 
 def _without_tier(info: EngineInfo, cause: Cause) -> EngineInfo:
     return replace(info, tier_off=cause.detail, tier_off_reason=cause.reason.value)
-
-
-def _identify(
-    vllm_config: VllmConfig,
-    kv_cache_config: KVCacheConfig,
-    spec: SessionOffloadingSpec,
-    frontend: Frontend,
-    cache: DigestCache,
-) -> tuple[Facts, Identity]:
-    files = Files.find(vllm_config)
-    lossy = ConnectorSettings.from_extra_config(spec.extra_config).lossy
-    facts = read_facts(vllm_config, kv_cache_config, spec, files, frontend).stored(lossy)
-    return facts, Identity(files.parts(), cache, facts.complete, files.model.doubt)
 
 
 def _judge_weights(

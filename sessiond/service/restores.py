@@ -71,8 +71,7 @@ class Restores:
         :raises StoreError: the store cannot be read.
         """
         for key, turn in list(self._direct.items()):
-            heads = store.read_heads(*key)
-            head = next((one for one in heads if one.engine_id == turn.engine_id), None)
+            head = store.read_head(*key, turn.engine_id)
             if turn.is_over(head, now_unix_s):
                 if self._direct.get(key) is turn:
                     del self._direct[key]

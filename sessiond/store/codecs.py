@@ -20,9 +20,10 @@ Huffman stage alone. Matches are not looked for: there are none, and looking is 
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -59,23 +60,31 @@ LOSSY: Mapping[int, fp8.Number] = {
 _PIECE_BYTES = 512 << 10
 
 
-class Decoded(Protocol):
-    """A chunk's raw bytes: to be checked, then copied. Valid until its coder is used again."""
+class Decoded(ABC):
+    """A chunk's raw bytes, to be written and checked. Valid until its coder is used again."""
 
+    @abstractmethod
     def __len__(self) -> int:
         """Return how many bytes these are."""
 
+    @abstractmethod
     def pieces(self) -> Iterator[ByteArray]:
         """Yield the bytes in order; a piece is valid until the next one is asked for."""
 
+    @abstractmethod
+    def written_to(self, out: ByteArray) -> Iterator[ByteArray]:
+        """Write all bytes to *out*, which has the same length.
+
+        Yields each piece of it while a core's cache still has it.
+        """
+
     def copy_to(self, out: ByteArray) -> None:
         """Write all bytes to *out*, which has the same length."""
+        for _ in self.written_to(out):
+            pass
 
-    def written_to(self, out: ByteArray) -> Iterator[ByteArray]:
-        """Write all bytes to *out*; yield each piece of it while a core's cache still has it."""
 
-
-class Whole:
+class Whole(Decoded):
     """Raw bytes that lie in one place."""
 
     def __init__(self, raw: ByteArray) -> None:
@@ -88,10 +97,6 @@ class Whole:
         """Yield the bytes."""
         yield self._raw
 
-    def copy_to(self, out: ByteArray) -> None:
-        """Write the bytes to *out*."""
-        np.copyto(out, self._raw)
-
     def written_to(self, out: ByteArray) -> Iterator[ByteArray]:
         """Write the bytes to *out*, and yield them."""
         for start, stop in _pieces(len(self._raw)):
@@ -99,7 +104,7 @@ class Whole:
             yield out[start:stop]
 
 
-class Joined:
+class Joined(Decoded):
     """Raw bytes that are joined of planes, only as they are asked for.
 
     :param size_bytes: of the raw bytes
@@ -121,10 +126,6 @@ class Joined:
             piece = self._piece.get(stop - start)
             self._join(start // 2, stop // 2, piece)
             yield piece
-
-    def copy_to(self, out: ByteArray) -> None:
-        """Write all bytes to *out*."""
-        self._join(0, self._size_bytes // 2, out)
 
     def written_to(self, out: ByteArray) -> Iterator[ByteArray]:
         """Write all bytes to *out*, and yield them."""

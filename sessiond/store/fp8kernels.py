@@ -86,15 +86,16 @@ def compiled_kernels(numba: Any) -> Kernels:  # noqa: ANN401 - a module without 
 def _encode_loop(bits: Any, codes: Any, scales: Any, least: Any, largest: Any) -> None:  # noqa: ANN401 - compiled by Numba
     """Encode floats, given as their bits: rounding is done in integers."""
     for block in range(len(scales)):
-        first, last = block * 32, min(block * 32 + 32, len(bits))
+        first = block * BLOCK_ITEMS
+        last = min(first + BLOCK_ITEMS, len(bits))
         most = 0
         for place in range(first, last):
             most = max(most, bits[place] & 0x7FFFFFFF)
         # 448 is 1.75 · 2^8: a larger mantissa needs the next power.
         power = (most >> 23) - 135 + (1 if (most & 0x7FFFFF) > 0x600000 else 0)
         power = min(max(power, least), largest)
-        limit = 0x77 if power == largest else 0x7E
-        scales[block] = power + 127
+        limit = LARGEST_CODES[1] if power == largest else LARGEST_CODES[0]
+        scales[block] = power + SCALE_BIAS
         for place in range(first, last):
             size = bits[place] & 0x7FFFFFFF
             exponent, mantissa = size >> 23, size & 0x7FFFFF
@@ -117,7 +118,8 @@ def _encode_loop(bits: Any, codes: Any, scales: Any, least: Any, largest: Any) -
 def _decode_loop(codes: Any, scales: Any, table: Any, items: Any) -> None:  # noqa: ANN401 - compiled by Numba
     for block in range(len(scales)):
         row = scales[block] << 8
-        for place in range(block * 32, min(block * 32 + 32, len(codes))):
+        first = block * BLOCK_ITEMS
+        for place in range(first, min(first + BLOCK_ITEMS, len(codes))):
             items[place] = table[row + codes[place]]
 
 

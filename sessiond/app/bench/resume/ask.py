@@ -29,12 +29,10 @@ class Answer:
 
     seconds: float
     ended_s: float  #: of ``time.perf_counter``
-    token: int
-    logprobs: Mapping[str, float]  #: of the most likely ones
+    tokens: tuple[int, ...]  #: as many as were asked for
+    steps: tuple[Mapping[str, float], ...]  #: for each, the log-probabilities of the most likely
     cached_tokens: int  #: as vLLM reports it
     split: Mapping[str, Any]  #: by sessiond's connector: which tokens came from where
-    tokens: tuple[int, ...] = ()  #: all that were asked for
-    steps: tuple[Mapping[str, float], ...] = ()  #: their log-probabilities
 
 
 def ask(port: int, context: Context, tokens: int = 1, **fields: object) -> Answer:
@@ -77,12 +75,10 @@ def _read(value: Mapping[str, Any], seconds: float, ended_s: float) -> Answer:
     return Answer(
         seconds,
         ended_s,
-        int(choice["token_ids"][0]),
-        choice["logprobs"]["top_logprobs"][0],
-        int(details.get("cached_tokens") or 0),
-        told.get("split") or {},
         tuple(choice["token_ids"]),
         tuple(choice["logprobs"]["top_logprobs"]),
+        int(details.get("cached_tokens") or 0),
+        told.get("split") or {},
     )
 
 
@@ -106,14 +102,14 @@ def require_close(who: str, context: Context, found: Answer, reference: Answer) 
 
     :raises WrongTokenError: they differ by more.
     """
-    for word in found.logprobs.keys() & reference.logprobs.keys():
-        if abs(found.logprobs[word] - reference.logprobs[word]) > _TOLERANCE_NATS:
+    mine, theirs = found.steps[0], reference.steps[0]
+    for word in mine.keys() & theirs.keys():
+        if abs(mine[word] - theirs[word]) > _TOLERANCE_NATS:
             require_same(who, context, found, reference)
-    if not found.logprobs.keys() & reference.logprobs.keys():
+    if not mine.keys() & theirs.keys():
         require_same(who, context, found, reference)
 
 
 def _steps(answer: Answer) -> list[tuple[int, Mapping[str, float]]]:
     """Return the tokens with their log-probabilities."""
-    tokens, steps = answer.tokens or (answer.token,), answer.steps or (answer.logprobs,)
-    return list(zip(tokens, steps, strict=True))
+    return list(zip(answer.tokens, answer.steps, strict=True))

@@ -19,7 +19,7 @@ CONTEXT = Context("round-0", tuple(range(258)))
 
 def answer(tokens: list[int], logprobs: list[float]) -> Answer:
     steps = tuple({"a": one, "b": -3.0} for one in logprobs)
-    return Answer(0.1, 1.0, tokens[0], steps[0], 256, {}, tuple(tokens), steps)
+    return Answer(0.1, 1.0, tuple(tokens), steps, 256, {})
 
 
 def test_log_probabilities_count_as_long_as_what_comes_before_is_the_same() -> None:

@@ -25,7 +25,7 @@ from sessiond.app.bench.resume.track import Track
 
 OPTIONS = ResumeOptions(Path("folder"), Path("models"), contexts=(256, 512), rounds=3)
 (ORDER,) = orders(range(10_000), OPTIONS, (RECOMPUTE, PLANAR))
-WARM = Answer(0.05, 1.0, 7, {"a": -1.0}, 0, {})
+WARM = Answer(0.05, 1.0, (7,), ({"a": -1.0},), 0, {})
 
 
 class StillTrack(Track):
@@ -118,7 +118,7 @@ def test_under_pressure_time_counts_from_when_a_turn_was_due(tmp_path: Path) -> 
 
 
 def test_another_token_than_from_vram_ends_the_run(tmp_path: Path) -> None:
-    one = Player(FS, tmp_path, answer=replace(WARM, token=8))
+    one = Player(FS, tmp_path, answer=replace(WARM, tokens=(8,)))
     referee = refereed(one, Found())
     referee.prepare()
     with pytest.raises(WrongTokenError, match=FS):
@@ -131,7 +131,7 @@ def test_a_session_that_was_computed_instead_is_no_return(tmp_path: Path) -> Non
     referee.prepare()
 
     def computed(context: Context) -> Answer:
-        return replace(WARM, token=8, cached_tokens=context.whole_tokens - 128)
+        return replace(WARM, tokens=(8,), cached_tokens=context.whole_tokens - 128)
 
     one.arrive = computed  # type: ignore[method-assign]
     with pytest.raises(UnexpectedPathError, match="should have"):

@@ -61,7 +61,7 @@ def test_contestants_have_folders_of_their_own_and_start_nothing(tmp_path: Path)
 
 def answer(token: int, **logprobs: float) -> Answer:
     """Return an answer with these log-probabilities."""
-    return Answer(0.1, 0.0, token, logprobs, 0, {})
+    return Answer(0.1, 0.0, (token,), (logprobs,), 0, {})
 
 
 def test_a_restored_token_is_exactly_the_one_from_vram() -> None:
