@@ -89,12 +89,14 @@ class MoverWatch:
         self._deadline_s = deadline_s
         self._on_death = on_death
         self._on_replaced = on_replaced
-        self._mover: MoverLink | None = start() if start else None
+        self._mover: MoverLink | None = None
         self._dying: MoverLink | None = None
         self._questions = Questions()
         self._jobs: dict[int, frozenset[int]] = {}
         self._done: list[JobDone] = []
         self._died_s: list[float] = []
+        if start is not None:
+            self._begin_with(start())
 
     def start(self, start: Callable[[], MoverLink]) -> None:
         """Start the first one; later ones the same way."""
@@ -119,7 +121,7 @@ class MoverWatch:
 
     @property
     def awaits_answer(self) -> bool:
-        """Whether a question is open."""
+        """Whether a question is open; until a mover has begun to work, one is."""
         return bool(self._questions)
 
     def wait(self, timeout_s: float) -> None:
@@ -171,7 +173,7 @@ class MoverWatch:
         answers = [
             each
             for each in answers
-            if not isinstance(each, protocol.HeadWritten | protocol.Progress)
+            if not isinstance(each, protocol.Ready | protocol.HeadWritten | protocol.Progress)
         ]
         if not answers:
             self._watch(connected=connected)
@@ -211,9 +213,14 @@ class MoverWatch:
         if self._start is None:
             return
         try:
-            self._mover = self._start()
+            mover = self._start()
         except OSError:
             logger.exception("sessiond: no mover could be started")
             self._died_s.append(time.monotonic())
             return
+        self._begin_with(mover)
         self._on_replaced()
+
+    def _begin_with(self, mover: MoverLink) -> None:
+        self._mover = mover
+        self._questions.started(time.monotonic())

@@ -1,6 +1,7 @@
 """What the mover was asked and has not answered, and for how long it has worked on it.
 
-The mover does what it is asked in four queues: heads, opening of snapshots, reads, and all that
+The first answer is that it has begun to work, which takes seconds on a machine that is busy. The
+mover does what it is asked in four queues: heads, opening of snapshots, reads, and all that
 belongs to suspends. So only the oldest question of a queue can be late; its time begins when it
 becomes the oldest, and again whenever it makes progress. Those behind it wait their turn, and
 what moves in another queue excuses nothing.
@@ -25,7 +26,10 @@ Question: TypeAlias = (
 #: The answer's type and the id of its plan, job or head.
 _Key: TypeAlias = tuple[type[protocol.Message], int]
 
+_READY: _Key = (protocol.Ready, 0)
+
 _QUEUE_OF: Mapping[type[protocol.Message], str] = {
+    protocol.Ready: "start",
     protocol.HeadWritten: "heads",
     protocol.LoadOpened: "opens",
     protocol.LoadDone: "reads",
@@ -55,13 +59,13 @@ class Questions:
         """Whether an answer is due."""
         return any(queue.waiting for queue in self._queues.values())
 
+    def started(self, now_s: float) -> None:
+        """Note that a mover was started, which will answer that it has begun to work."""
+        self._wait_for(_READY, now_s)
+
     def ask(self, question: Question, now_s: float) -> None:
         """Note a question."""
-        key = _key_of_question(question)
-        queue = self._queues[_QUEUE_OF[key[0]]]
-        if not queue.waiting:
-            queue.since_s = now_s
-        queue.waiting[key] = None
+        self._wait_for(_key_of_question(question), now_s)
 
     def note(self, message: protocol.Message, now_s: float) -> None:
         """Note an answer, or the progress of a job."""
@@ -86,6 +90,12 @@ class Questions:
         """Wait for none any more."""
         for queue in self._queues.values():
             queue.waiting.clear()
+
+    def _wait_for(self, key: _Key, now_s: float) -> None:
+        queue = self._queues[_QUEUE_OF[key[0]]]
+        if not queue.waiting:
+            queue.since_s = now_s
+        queue.waiting[key] = None
 
     def _progress(self, job_id: int, now_s: float) -> None:
         for kind in (protocol.LoadDone, protocol.StoreDone):
@@ -112,6 +122,8 @@ def _key_of_question(question: Question) -> _Key:
 
 def _key_of_answer(message: protocol.Message) -> _Key | None:
     match message:
+        case protocol.Ready():
+            return _READY
         case (
             protocol.HeadWritten(head_id=number)
             | protocol.LoadDone(job_id=number)

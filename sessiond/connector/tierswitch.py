@@ -64,7 +64,7 @@ class TierSwitch:
         return found
 
     def settle(self) -> None:
-        """Tell that the first mover works, as soon as it has written the heads of before."""
+        """Tell that the first mover works, once it does and has written the heads of before."""
         if self._unsettled is not None and not self._mover.awaits_answer:
             self._unsettled = None
             self.tell()

@@ -136,15 +136,28 @@ class Suspender:
         return await self._context.blocking(cover, store, located.engine, located.head, newest)
 
     async def _settled_head(self, session: Session) -> Located | None:
-        """Return the newest head; one with a turn in flight is given half a second to settle."""
-        deadline_s = monotonic() + self._context.limits.turn_settle_s
+        """Return the newest head; what is being written down after a turn is waited for.
+
+        It is only a moment late, but whoever has the turn's answer may suspend in that moment.
+        """
+        limits, began_s = self._context.limits, monotonic()
         while True:
             located = await self._context.engines.locate(session)
-            if located is None or located.head.turns_in_flight == 0:
+            waited_s = monotonic() - began_s
+            if located is not None and located.head.turns_in_flight:
+                if waited_s >= limits.turn_settle_s:
+                    raise TurnInFlightError(causes=(Cause(Reason.TURN_IN_FLIGHT),))
+            elif waited_s >= limits.ticket_settle_s or self._tells_all(session, located):
                 return located
-            if monotonic() >= deadline_s:
-                raise TurnInFlightError(causes=(Cause(Reason.TURN_IN_FLIGHT),))
-            await asyncio.sleep(self._context.limits.poll_s)
+            await asyncio.sleep(limits.poll_s)
+
+    def _tells_all(self, session: Session, located: Located | None) -> bool:
+        """Whether the head tells of the turn that the newest ticket was for."""
+        key = session.tenant, session.session_id
+        ticket = self._context.watchlist.expected_turn(key, self._context.now())
+        told = located.head.last_turn if located else None
+        # Earlier versions do not say which turn it was.
+        return ticket is None or (told is not None and told.turn_id in (ticket, ""))
 
     async def _without_head(self, plan: Plan) -> Plan:
         if plan.newest is None:

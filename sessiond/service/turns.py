@@ -101,7 +101,7 @@ class Turns:
         key, plan = (tenant, session_id), plan_of(prospect, decision)
         computed = decision.plan if plan is TurnPlan.RECOMPUTE else None
         self._planner.computes(permit.operation_id, prospect, computed)
-        self._context.watchlist.add(key, until_unix_s)
+        self._context.watchlist.expect_turn(key, permit.operation_id, until_unix_s)
         turn = DirectTurn(prospect.engine.engine_id, permit.operation_id, until_unix_s)
         self._context.restores.expect(key, turn if plan is TurnPlan.LOAD else None)
         return TurnTicket(

@@ -21,11 +21,21 @@ class Watchlist:
 
     def __init__(self) -> None:
         self._until_unix_s: dict[Key, float] = {}
+        self._newest_tickets: dict[Key, str] = {}
 
     def add(self, key: Key, until_unix_s: float) -> None:
         """Watch a session at least until then, whatever the heads say."""
         known = self._until_unix_s.get(key, 0.0)
         self._until_unix_s[key] = max(known, until_unix_s)
+
+    def expect_turn(self, key: Key, turn_id: str, until_unix_s: float) -> None:
+        """Watch a session that has got a ticket, which is valid until then."""
+        self.add(key, until_unix_s)
+        self._newest_tickets[key] = turn_id
+
+    def expected_turn(self, key: Key, now_unix_s: float) -> str | None:
+        """Return the turn that the newest ticket of a session is for, unless it has expired."""
+        return self._newest_tickets.get(key) if self.is_expected(key, now_unix_s) else None
 
     def is_expected(self, key: Key, now_unix_s: float) -> bool:
         """Whether somebody may still hold a valid ticket for a turn of the session."""
@@ -40,6 +50,7 @@ class Watchlist:
         for key in keys:
             if not self.is_expected(key, now_unix_s):
                 self._until_unix_s.pop(key, None)
+                self._newest_tickets.pop(key, None)
 
     def keys(self) -> list[Key]:
         """Return the watched sessions."""

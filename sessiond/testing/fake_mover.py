@@ -58,9 +58,10 @@ class FakeMover:
     """One scripted mover, behind the same interface as a real one's client.
 
     :param dies_at_once: whether it is gone as soon as it is killed
+    :param begins_at_once: whether it answers at the first poll that it has begun to work
     """
 
-    def __init__(self, *, dies_at_once: bool = True) -> None:
+    def __init__(self, *, dies_at_once: bool = True, begins_at_once: bool = True) -> None:
         self.sent: list[protocol.Message] = []
         self.killed = False
         self.closed = False
@@ -69,6 +70,8 @@ class FakeMover:
         self._dies_at_once = dies_at_once
         self._connected = True
         self._answers: deque[protocol.Message] = deque()
+        if begins_at_once:
+            self._answers.append(protocol.Ready())
 
     # As the coordinator sees it
 

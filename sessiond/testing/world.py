@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from sessiond.domain.session import Operation
     from sessiond.service.catalogue import View
+    from sessiond.service.turns import TurnTicket
 
 #: Short waits, so that tests of deadlines are quick.
 QUICK = Limits(
@@ -52,6 +53,7 @@ QUICK = Limits(
     suspend_deadline_s=2.0,
     resume_deadline_s=2.0,
     turn_settle_s=0.2,
+    ticket_settle_s=0.2,
     commit_settle_s=0.3,
     poll_s=0.01,
     event_poll_s=0.01,
@@ -142,6 +144,12 @@ class World:
     ) -> dict[str, Any]:
         """Take one turn, as an agent that calls vLLM directly does."""
         ticket = await self.services.turns.ticket(tenant, session_id, model=model)
+        return await self.use(ticket, prompt, max_tokens)
+
+    async def use(
+        self, ticket: TurnTicket, prompt: TokenIds[int], max_tokens: int = 8
+    ) -> dict[str, Any]:
+        """Take the turn that a ticket is for."""
         response = await self.http.post(
             f"{ticket.engine.url}/v1/completions",
             json={

@@ -45,6 +45,7 @@ def _serve() -> None:
     region = map_region(int(sys.argv[2]), hello.region_chunks * hello.chunk_bytes)
     touch_in_background(region)
     mover = Mover(hello, memoryview(region), lambda message: protocol.send(sock, message))
+    protocol.send(sock, protocol.Ready())
     while (message := protocol.receive(sock)) is not None:
         mover.handle(message)
 

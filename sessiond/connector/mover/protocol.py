@@ -50,6 +50,13 @@ class Hello(Message):
 
 
 @dataclass(frozen=True)
+class Ready(Message):
+    """The mover has begun to work: the answer to :class:`Hello`."""
+
+    kind: ClassVar[str] = "ready"
+
+
+@dataclass(frozen=True)
 class WriteHead(Message):
     """Write one head file; payload: the tokens of all branches, one after the other."""
 
@@ -214,6 +221,7 @@ _KINDS: Mapping[str, type[Message]] = {
     message.kind: message
     for message in (
         Hello,
+        Ready,
         WriteHead,
         HeadWritten,
         OpenLoad,

@@ -9,7 +9,7 @@ from sessiond.connector.awaited import StartMover
 from sessiond.connector.mover import protocol
 from sessiond.domain.reasons import Cause, Reason
 from sessiond.domain.tickets import TicketOp
-from sessiond.testing.fake_mover import FakeClock, FakeMovers
+from sessiond.testing.fake_mover import FakeClock, FakeMover, FakeMovers
 from sessiond.testing.fake_scheduler import FakeScheduler, tokens_of
 
 PENDING = Cause(Reason.IDENTITY_PENDING, "16.0 GB are read once")
@@ -123,6 +123,34 @@ def test_the_tier_is_on_when_what_was_said_meanwhile_has_become_files(
     vllm.coordinator.poll()
     assert [state.off for state in told] == [""]
     assert not vllm.coordinator.has_work()
+
+
+def test_the_tier_is_on_when_the_mover_has_begun_to_work(
+    vllm: FakeScheduler, awaited: FakeAwaited, told: list[TierState]
+) -> None:
+    mover = FakeMover(begins_at_once=False)  # a process that is being started, for seconds
+    awaited.outcome = lambda: mover
+    vllm.coordinator.poll()
+    vllm.coordinator.poll()
+    assert told == []
+    assert vllm.coordinator.has_work()  # it is asked on: nobody else would tell
+    mover.answer(protocol.Ready())
+    vllm.coordinator.poll()
+    assert [state.off for state in told] == [""]
+    assert not vllm.coordinator.has_work()
+
+
+def test_a_mover_that_never_begins_is_replaced(
+    clock: FakeClock, vllm: FakeScheduler, awaited: FakeAwaited, movers: FakeMovers
+) -> None:
+    started = [FakeMover(begins_at_once=False), movers.start()]
+    awaited.outcome = lambda: started.pop(0)
+    first = started[0]
+    vllm.coordinator.poll()
+    clock.now_s += vllm.coordinator.limits.job_deadline_s + 1
+    vllm.coordinator.poll()
+    assert first.killed
+    assert not started
 
 
 def test_then_turns_load_without_a_restart(

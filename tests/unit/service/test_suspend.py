@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,6 +20,7 @@ from sessiond.domain.session import SessionState
 from sessiond.service.engines import Where
 from sessiond.testing.world import (
     AGENT,
+    QUICK,
     World,
     open_world,
     problem,
@@ -107,6 +109,32 @@ async def test_a_turn_in_flight_refuses(world: World, engine: FakeEngine) -> Non
     with pytest.raises(TurnInFlightError):
         await world.suspend()
     assert suspends(engine) == 0
+
+
+@pytest.mark.parametrize("stored", [True, False])
+async def test_a_turn_of_which_no_head_tells_yet_is_waited_for(
+    tmp_path: Path,
+    stored: bool,  # noqa: FBT001 - a parameter
+) -> None:
+    async with open_world(tmp_path, limits=replace(QUICK, ticket_settle_s=60.0)) as world:
+        world.start_engine()
+        await world.create()
+        if stored:
+            await world.turn(AGENT, text(100))
+            report(await world.suspend())
+        ticket = await world.services.turns.ticket(DEFAULT_TENANT, AGENT)
+        suspending = asyncio.create_task(world.suspend())
+        await asyncio.sleep(0.05)
+        # For whoever reads heads, it is the same whether its turn or only its sign comes late.
+        await world.use(ticket, text(100) + text(60, seed=3))
+        assert report(await suspending)["snapshot"]["tokens_restorable"] == 160
+
+
+@pytest.mark.usefixtures("engine")
+async def test_a_ticket_that_nobody_uses_is_not_waited_for_long(world: World) -> None:
+    report(await world.suspend())
+    await world.services.turns.ticket(DEFAULT_TENANT, AGENT)
+    assert report(await world.suspend())["rounds"] == 0
 
 
 async def test_a_head_that_lags_behind_the_answer_is_waited_for(

@@ -79,6 +79,23 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MoverClient]:
         os.sched_setaffinity(0, own)
 
 
+def test_the_first_answer_says_that_it_has_begun_to_work(tmp_path: Path) -> None:
+    rig = MoverRig(tmp_path, make_hello(tmp_path), in_process=False)
+    client = rig.link
+    assert isinstance(client, MoverClient)
+    answers: list[protocol.Message] = []
+
+    def has_answered() -> bool:
+        answers.extend(client.poll())
+        return bool(answers)
+
+    try:
+        until(has_answered, "it has answered")
+    finally:
+        rig.close()
+    assert answers == [protocol.Ready()]
+
+
 def test_it_may_use_every_core(shared: MoverClient) -> None:
     assert os.sched_getaffinity(shared.pid) == os.sched_getaffinity(0)
 
