@@ -1,7 +1,9 @@
 """What the mover was asked and has not answered, and for how long it has worked on it.
 
-The first answer is that it has begun to work, which takes seconds on a machine that is busy. The
-mover does what it is asked in four queues: heads, opening of snapshots, reads, and all that
+The first answer is that it has begun to work. On a machine that is busy that takes seconds, and
+has a limit of its own: until then, nothing that was asked is late.
+
+The mover does what it is asked in four queues: heads, opening of snapshots, reads, and all that
 belongs to suspends. So only the oldest question of a queue can be late; its time begins when it
 becomes the oldest, and again whenever it makes progress. Those behind it wait their turn, and
 what moves in another queue excuses nothing.
@@ -27,6 +29,8 @@ Question: TypeAlias = (
 _Key: TypeAlias = tuple[type[protocol.Message], int]
 
 _READY: _Key = (protocol.Ready, 0)
+#: Python, its libraries and a compiler have to be read, perhaps by all movers of a machine at once.
+START_DEADLINE_S = 300.0
 
 _QUEUE_OF: Mapping[type[protocol.Message], str] = {
     protocol.Ready: "start",
@@ -76,12 +80,20 @@ class Questions:
         if key is None:
             return
         queue = self._queues[_QUEUE_OF[key[0]]]
-        if queue.oldest == key:
+        if key == _READY:
+            for each in self._queues.values():
+                each.since_s = now_s
+        elif queue.oldest == key:
             queue.since_s = now_s
         queue.waiting.pop(key, None)
 
     def are_late(self, deadline_s: float, now_s: float) -> bool:
-        """Whether one has been worked on for longer than *deadline_s* without progress."""
+        """Whether one has been worked on for longer than *deadline_s* without progress, or the
+        mover has not begun to work for longer than :data:`START_DEADLINE_S`.
+        """
+        starts = self._queues[_QUEUE_OF[protocol.Ready]]
+        if starts.waiting:
+            return now_s > starts.since_s + START_DEADLINE_S
         return any(
             queue.waiting and now_s > queue.since_s + deadline_s for queue in self._queues.values()
         )

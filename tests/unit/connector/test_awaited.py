@@ -7,6 +7,7 @@ import pytest
 from sessiond.connector.attest import RESET, TierState
 from sessiond.connector.awaited import StartMover
 from sessiond.connector.mover import protocol
+from sessiond.connector.questions import START_DEADLINE_S
 from sessiond.domain.reasons import Cause, Reason
 from sessiond.domain.tickets import TicketOp
 from sessiond.testing.fake_mover import FakeClock, FakeMover, FakeMovers
@@ -147,10 +148,32 @@ def test_a_mover_that_never_begins_is_replaced(
     awaited.outcome = lambda: started.pop(0)
     first = started[0]
     vllm.coordinator.poll()
-    clock.now_s += vllm.coordinator.limits.job_deadline_s + 1
+    clock.now_s += START_DEADLINE_S + 1
     vllm.coordinator.poll()
     assert first.killed
     assert not started
+
+
+def test_what_is_asked_while_a_mover_begins_is_not_late(
+    clock: FakeClock, vllm: FakeScheduler, awaited: FakeAwaited
+) -> None:
+    mover = FakeMover(begins_at_once=False)
+    mover.writes_heads = False
+    awaited.outcome = lambda: mover
+    job_s = vllm.coordinator.limits.job_deadline_s
+    vllm.coordinator.poll()
+    vllm.take_turn(HEAD)
+    clock.now_s += job_s + 1
+    vllm.coordinator.poll()
+    assert not mover.killed
+    mover.answer(protocol.Ready())
+    vllm.coordinator.poll()
+    clock.now_s += job_s - 1  # its time begins now
+    vllm.coordinator.poll()
+    assert not mover.killed
+    clock.now_s += 2
+    vllm.coordinator.poll()
+    assert mover.killed
 
 
 def test_then_turns_load_without_a_restart(

@@ -30,6 +30,7 @@ class Watched:
             lambda: self.calls.append("death"),
             lambda: self.calls.append("replaced"),
         )
+        self.watch.poll()  # it has begun to work
 
     def ask(self, job_id: int = 1) -> None:
         self.watch.begin(job_id, frozenset({0, 1}))
