@@ -219,6 +219,12 @@ def test_a_mover_that_hangs_is_killed_and_replaced(tmp_path: Path) -> None:
             return clients[-1]
 
         watch = MoverWatch(start, 0.3, lambda: None, lambda: None)
+
+        def has_begun() -> bool:
+            watch.poll()
+            return not watch.awaits_answer
+
+        until(has_begun, "it does not begin to work")
         os.kill(clients[0].pid, signal.SIGSTOP)
         watch.begin(1, frozenset({0}))
         watch.ask(protocol.Load(1, 2, [[0, 0]]))
