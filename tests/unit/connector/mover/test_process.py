@@ -208,9 +208,10 @@ def test_a_start_that_fails_leaves_no_file_open(
     assert open_files() == before
 
 
-def test_a_mover_that_hangs_is_killed_and_replaced(tmp_path: Path) -> None:
-    hello = make_hello(tmp_path)
-    clients: list[MoverClient] = []
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[tuple[Callable[[], MoverClient], list[MoverClient]]]:
+    """What starts movers, and all that it has started; none outlives the test, however it ends."""
+    hello, clients = make_hello(tmp_path), list[MoverClient]()
     with os.fdopen(os.memfd_create("region"), "wb") as region:
         region.truncate(hello.region_chunks * hello.chunk_bytes)
 
@@ -218,26 +219,34 @@ def test_a_mover_that_hangs_is_killed_and_replaced(tmp_path: Path) -> None:
             clients.append(MoverClient(hello, region.fileno()))
             return clients[-1]
 
-        watch = MoverWatch(start, 0.3, lambda: None, lambda: None)
+        yield start, clients
+        for client in clients:
+            client.kill()
+            client.close()
 
-        def has_begun() -> bool:
-            watch.poll()
-            return not watch.awaits_answer
 
-        until(has_begun, "it does not begin to work")
-        os.kill(clients[0].pid, signal.SIGSTOP)
-        watch.begin(1, frozenset({0}))
-        watch.ask(protocol.Load(1, 2, [[0, 0]]))
-        done: list[JobDone] = []
+def test_a_mover_that_hangs_is_killed_and_replaced(
+    started: tuple[Callable[[], MoverClient], list[MoverClient]],
+) -> None:
+    start, clients = started
+    watch = MoverWatch(start, 0.3, lambda: None, lambda: None)
 
-        def ended() -> bool:
-            watch.poll()
-            done.extend(watch.take_done())
-            return bool(done) and len(clients) == 2
+    def has_begun() -> bool:
+        watch.poll()
+        return not watch.awaits_answer
 
-        until(ended, "it is not replaced")
-        assert not is_running(clients[0].pid)
-        assert clients[1].is_connected()
-        assert done == [JobDone(1, frozenset(), all_good=False)]
-        watch.close()
-        clients[0].close()
+    until(has_begun, "it does not begin to work")
+    os.kill(clients[0].pid, signal.SIGSTOP)
+    watch.begin(1, frozenset({0}))
+    watch.ask(protocol.Load(1, 2, [[0, 0]]))
+    done: list[JobDone] = []
+
+    def ended() -> bool:
+        watch.poll()
+        done.extend(watch.take_done())
+        return bool(done) and len(clients) == 2
+
+    until(ended, "it is not replaced")
+    assert not is_running(clients[0].pid)
+    assert clients[1].is_connected()
+    assert done == [JobDone(1, frozenset(), all_good=False)]
