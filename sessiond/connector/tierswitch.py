@@ -65,7 +65,8 @@ class TierSwitch:
 
     def settle(self) -> None:
         """Tell that the first mover works, once it does and has written the heads of before."""
-        if self._unsettled is not None and not self._mover.awaits_answer:
+        works = self._mover.is_usable and not self._mover.awaits_answer
+        if self._unsettled is not None and works:
             self._unsettled = None
             self.tell()
 

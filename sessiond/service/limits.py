@@ -26,9 +26,10 @@ class Limits:
     continue_deadline_s: float = 10.0  #: all that a ticket's "continue" asks of the engine
     lease_s: float = 30.0  #: an operation whose daemon is silent for so long is given up
     turn_settle_s: float = 0.5  #: a head file lags this much behind the turn's answer
-    #: How long the turn of a ticket may have ended without a sign of it in any head file.
+    #: How long a suspend waits for a sign of the newest ticket's turn in a head file: it may have
+    #: ended a moment ago, and a ticket that was not used looks the same.
     ticket_settle_s: float = 2.0
-    key_settle_s: float = 2.0  #: how long a call waits for the first one with its key to begin
+    key_settle_s: float = 5.0  #: how long a call waits for the first one with its key to begin
     commit_settle_s: float = 2.0  #: how long a manifest may still appear after a lost answer
     poll_s: float = 0.05  #: between looks at a file that is waited for
     suspend_rounds: int = 64

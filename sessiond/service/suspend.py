@@ -141,14 +141,18 @@ class Suspender:
         It is only a moment late, but whoever has the turn's answer may suspend in that moment.
         """
         limits, began_s = self._context.limits, monotonic()
+        in_flight_since_s: float | None = None
         while True:
             located = await self._context.engines.locate(session)
-            waited_s = monotonic() - began_s
+            now_s = monotonic()
             if located is not None and located.head.turns_in_flight:
-                if waited_s >= limits.turn_settle_s:
+                in_flight_since_s = in_flight_since_s or now_s
+                if now_s - in_flight_since_s >= limits.turn_settle_s:
                     raise TurnInFlightError(causes=(Cause(Reason.TURN_IN_FLIGHT),))
-            elif waited_s >= limits.ticket_settle_s or self._tells_all(session, located):
+            elif now_s - began_s >= limits.ticket_settle_s or self._tells_all(session, located):
                 return located
+            else:
+                in_flight_since_s = None
             await asyncio.sleep(limits.poll_s)
 
     def _tells_all(self, session: Session, located: Located | None) -> bool:

@@ -54,6 +54,7 @@ QUICK = Limits(
     resume_deadline_s=2.0,
     turn_settle_s=0.2,
     ticket_settle_s=0.2,
+    key_settle_s=2.0,
     commit_settle_s=0.3,
     poll_s=0.01,
     event_poll_s=0.01,

@@ -154,6 +154,36 @@ def test_a_mover_that_never_begins_is_replaced(
     assert not started
 
 
+def test_the_tier_is_not_told_to_be_on_while_its_mover_is_dying(
+    clock: FakeClock, vllm: FakeScheduler, awaited: FakeAwaited, told: list[TierState]
+) -> None:
+    first = FakeMover(begins_at_once=False, dies_at_once=False)
+    started = [first, FakeMover()]
+    awaited.outcome = lambda: started.pop(0)
+    vllm.coordinator.poll()
+    clock.now_s += START_DEADLINE_S + 1
+    vllm.coordinator.poll()
+    assert (first.killed, told) == (True, [])
+    first.gone = True
+    vllm.coordinator.poll()
+    vllm.coordinator.poll()
+    assert not started
+    assert [state.off for state in told] == [""]
+
+
+def test_the_tier_is_not_told_to_be_on_while_no_mover_can_be_started(
+    vllm: FakeScheduler, awaited: FakeAwaited, movers: FakeMovers, told: list[TierState]
+) -> None:
+    movers.refuses = True
+    awaited.outcome = movers.start
+    vllm.coordinator.poll()
+    assert told == []
+    movers.refuses = False
+    vllm.coordinator.poll()
+    vllm.coordinator.poll()
+    assert [state.off for state in told] == [""]
+
+
 def test_what_is_asked_while_a_mover_begins_is_not_late(
     clock: FakeClock, vllm: FakeScheduler, awaited: FakeAwaited
 ) -> None:

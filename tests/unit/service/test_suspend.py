@@ -116,7 +116,9 @@ async def test_a_turn_of_which_no_head_tells_yet_is_waited_for(
     tmp_path: Path,
     stored: bool,  # noqa: FBT001 - a parameter
 ) -> None:
-    async with open_world(tmp_path, limits=replace(QUICK, ticket_settle_s=60.0)) as world:
+    async with open_world(
+        tmp_path, limits=replace(QUICK, ticket_settle_s=60.0, turn_settle_s=60.0)
+    ) as world:
         world.start_engine()
         await world.create()
         if stored:
@@ -128,6 +130,21 @@ async def test_a_turn_of_which_no_head_tells_yet_is_waited_for(
         # For whoever reads heads, it is the same whether its turn or only its sign comes late.
         await world.use(ticket, text(100) + text(60, seed=3))
         assert report(await suspending)["snapshot"]["tokens_restorable"] == 160
+
+
+async def test_waiting_for_a_ticket_leaves_a_running_turn_its_own_time(tmp_path: Path) -> None:
+    limits = replace(QUICK, ticket_settle_s=60.0, turn_settle_s=1.0)
+    async with open_world(tmp_path, limits=limits) as world:
+        engine = world.start_engine()
+        await world.create()
+        ticket = await world.services.turns.ticket(DEFAULT_TENANT, AGENT)
+        suspending = asyncio.create_task(world.suspend())
+        await asyncio.sleep(1.1)  # longer than a turn in flight is waited for
+        engine.begin_turn(DEFAULT_TENANT, AGENT)
+        await asyncio.sleep(0.03)  # the suspend looks meanwhile
+        engine.end_turn(DEFAULT_TENANT, AGENT)
+        await world.use(ticket, text(100))
+        assert report(await suspending)["snapshot"]["tokens_restorable"] == 96
 
 
 @pytest.mark.usefixtures("engine")
