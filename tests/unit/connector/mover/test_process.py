@@ -90,7 +90,7 @@ def test_the_first_answer_says_that_it_has_begun_to_work(tmp_path: Path) -> None
         return bool(answers)
 
     try:
-        until(has_answered, "it has answered")
+        until(has_answered, "it answers nothing")
     finally:
         rig.close()
     assert answers == [protocol.Ready()]
