@@ -17,6 +17,7 @@ from sessiond.connector.awaited import Awaited, StartMover
 from sessiond.connector.fitness import unfit_cause
 from sessiond.connector.guard import guarded
 from sessiond.connector.headbook import HeadBook
+from sessiond.connector.headfiles import HeadFiles
 from sessiond.connector.limits import Limits
 from sessiond.connector.loads import Loads
 from sessiond.connector.mover import protocol
@@ -37,7 +38,7 @@ from sessiond.domain.tokens import TokenIds
 _REST_S = 0.002
 #: While the fingerprint is being taken, which may last minutes on the same cores.
 _LONG_REST_S = 0.02
-_WAITING_OPS = (TicketOp.COMMIT, TicketOp.OUTCOME, TicketOp.ATTEST)
+_WAITING_OPS = (TicketOp.COMMIT, TicketOp.OUTCOME, TicketOp.ATTEST, TicketOp.HEADS)
 
 
 class Coordinator:
@@ -67,7 +68,8 @@ class Coordinator:
         self.tier = TierSwitch(self._mover, self._settlements, awaited)
         self.steps = Steps()
         self._desk = Desk(engine_id, ticket_key, limits, self.steps)
-        self._turns = TurnBook(engine_id, heads, self._mover)
+        self._head_files = HeadFiles(self._mover)
+        self._turns = TurnBook(engine_id, heads, self._head_files, self._settlements)
         self._loads = Loads(limits, self._mover)
         self._suspends = Suspends(limits, self._mover, self._settlements)
         self._requests: dict[str, TicketedRequest] = {}
@@ -98,6 +100,8 @@ class Coordinator:
             self._turns.begin(request, arriving.tokens)
         if ticket.op is TicketOp.SUSPEND:
             self._begin_suspend(request, arriving)
+        elif ticket.op is TicketOp.HEADS:
+            self._turns.begin_heads(request)
         elif ticket.op not in _WAITING_OPS:
             self._begin_load(request, arriving)
 
@@ -152,6 +156,8 @@ class Coordinator:
             return True
         if request.ticket.op is TicketOp.ATTEST:
             self.tier.attest(request)
+        elif request.ticket.op is TicketOp.HEADS:
+            self._turns.settle_heads(request, self.tier.lasting_hindrance)
         if request.ticket.op in _WAITING_OPS:
             return request.ticket.operation_id in self._settlements
         if request.held:
@@ -318,12 +324,14 @@ class Coordinator:
         for message in self._mover.poll():
             if not self._handled(message):
                 self._give_up(message)
-        self.tier.settle()
+        self.tier.settle(works=self._head_files.are_told_again)
 
     @guarded(False)  # noqa: FBT003 - the value returned instead of raising
     def _handled(self, message: protocol.Message) -> bool:
         # Guarded one by one: an answer that cannot be handled must not cost the ones after it.
         match message:
+            case protocol.HeadWritten():
+                self._head_files.written(message)
             case protocol.LoadOpened():
                 self._loads.opened(message)
             case protocol.LoadDone():
@@ -362,6 +370,9 @@ class Coordinator:
         """
         if self.tier.awaited is not None:
             self.tier.awaited.wait(_LONG_REST_S)
+            return
+        if not self._mover.is_ready:
+            self._mover.wait(_LONG_REST_S)  # it is being started, on the same cores
             return
         waiting = any(
             request.held or request.ticket.op in _WAITING_OPS for request in self._requests.values()

@@ -30,6 +30,13 @@ logger = logging.getLogger("vllm.sessiond.mover")
 MAX_DEATHS = 5
 _DEATHS_COUNT_S = 3600.0
 _POLL_S = 0.001
+#: Between two attempts to start one: what is short of processes or memory may soon not be.
+RETRY_S = 1.0
+
+#: Nobody waits for these answers.
+_OF_NO_WEIGHT = (protocol.Ready, protocol.Progress)
+#: To lose these at a mover's end costs nothing: the next one is told all heads again.
+_OF_LITTLE_WEIGHT = (*_OF_NO_WEIGHT, protocol.HeadWritten)
 
 
 class MoverLink(Protocol):
@@ -95,6 +102,7 @@ class MoverWatch:
         self._jobs: dict[int, frozenset[int]] = {}
         self._done: list[JobDone] = []
         self._died_s: list[float] = []
+        self._retry_at_s = 0.0
         if start is not None:
             self._begin_with(start())
 
@@ -115,9 +123,20 @@ class MoverWatch:
         return self._mover is not None
 
     @property
+    def is_ready(self) -> bool:
+        """Whether it has begun to work."""
+        return self._mover is not None and not self._questions.await_start
+
+    @property
+    def is_expected(self) -> bool:
+        """Whether another one will be started where there is none."""
+        return self._start is not None and (self._dying is not None or self.deaths < MAX_DEATHS)
+
+    @property
     def has_work(self) -> bool:
-        """Whether an answer is due, a job has just ended, or a mover is dying."""
-        return bool(self._questions or self._jobs or self._done or self._dying)
+        """Whether an answer is due, a job has just ended, or a mover is to be started."""
+        replaces = self._mover is None and self.is_expected
+        return bool(self._questions or self._jobs or self._done or replaces)
 
     @property
     def awaits_answer(self) -> bool:
@@ -128,6 +147,8 @@ class MoverWatch:
         """Return when the mover has answered something, or after *timeout_s*."""
         if self._mover is not None:
             self._mover.wait(timeout_s)
+        elif self.is_expected:
+            time.sleep(timeout_s)
 
     @property
     def has_jobs(self) -> bool:
@@ -170,14 +191,9 @@ class MoverWatch:
         answers = self._mover.poll() if self._mover is not None else []
         for answer in answers:
             self._questions.note(answer, time.monotonic())
-        answers = [
-            each
-            for each in answers
-            if not isinstance(each, protocol.Ready | protocol.HeadWritten | protocol.Progress)
-        ]
-        if not answers:
+        if all(isinstance(each, _OF_LITTLE_WEIGHT) for each in answers):
             self._watch(connected=connected)
-        return answers
+        return [each for each in answers if not isinstance(each, _OF_NO_WEIGHT)]
 
     def end_jobs(self) -> None:
         """Kill the mover and block until no job is left."""
@@ -204,10 +220,14 @@ class MoverWatch:
                 self._done.append(JobDone(job_id, frozenset(), all_good=False))
             self._jobs.clear()
         if self._mover is None and self._dying is None and self.deaths < MAX_DEATHS:
-            self._replace()
+            self._replace_in_time()
 
     def _hangs(self) -> bool:
         return self._questions.are_late(self._deadline_s, time.monotonic())
+
+    def _replace_in_time(self) -> None:
+        if time.monotonic() >= self._retry_at_s:
+            self._replace()
 
     def _replace(self) -> None:
         if self._start is None:
@@ -217,6 +237,8 @@ class MoverWatch:
         except OSError:
             logger.exception("sessiond: no mover could be started")
             self._died_s.append(time.monotonic())
+            self._retry_at_s = time.monotonic() + RETRY_S
+            self._on_death()
             return
         self._begin_with(mover)
         self._on_replaced()

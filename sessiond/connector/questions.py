@@ -63,6 +63,11 @@ class Questions:
         """Whether an answer is due."""
         return any(queue.waiting for queue in self._queues.values())
 
+    @property
+    def await_start(self) -> bool:
+        """Whether the mover has not begun to work."""
+        return bool(self._queues[_QUEUE_OF[protocol.Ready]].waiting)
+
     def started(self, now_s: float) -> None:
         """Note that a mover was started, which will answer that it has begun to work."""
         self._wait_for(_READY, now_s)

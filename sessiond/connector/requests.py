@@ -101,6 +101,7 @@ class TicketedRequest:
     held: bool = False  #: it lacks KV; nothing is computed for it, its sender will cancel it
     settled: bool = False  #: a resume: its sender was told how much there is
     finished: bool = False
+    awaited_head: int = 0  #: one that waits for heads: the number of the newest of them
     known: Meeting | None = None  #: of a turn: with what its session left here before it
     load: LoadState | None = None
     suspend: SuspendState | None = None

@@ -108,11 +108,11 @@ class Suspends:
         suspend = request.suspend
         if suspend is None or not self._is_open(suspend):
             return
-        commit = may_commit and suspend.finished_well and not request.held
+        commit = may_commit and suspend.finished_well and suspend.opened and not request.held
         if not commit:
             aborted = [Cause(Reason.ABORTED)] if may_commit else []  # else a cause says why
             self._settlements.settle_lost(request.ticket.operation_id, [*request.causes, *aborted])
-        suspend.ending = True
+        suspend.ending = suspend.opened  # of one that was never opened nothing can be committed
         self._mover.ask(protocol.FinishSuspend(suspend.plan_id, commit))
 
     def finished(self, message: protocol.SuspendFinished) -> None:

@@ -50,6 +50,13 @@ class TierSwitch:
             return None
         return self._awaited.pending if self._awaited else Cause(Reason.MOVER_FAILED)
 
+    @property
+    def lasting_hindrance(self) -> Cause | None:
+        """Why no mover works, unless one is about to."""
+        if self._mover.is_usable or self._mover.is_expected:
+            return None
+        return self.off or self._moverless
+
     def look(self) -> Cause | None:
         """Start the first mover as soon as that is possible; returns why it never will be."""
         found = self._awaited.look() if self._awaited is not None else None
@@ -63,9 +70,8 @@ class TierSwitch:
         self._unsettled = None
         return found
 
-    def settle(self) -> None:
+    def settle(self, *, works: bool) -> None:
         """Tell that the first mover works, once it does and has written the heads of before."""
-        works = self._mover.is_usable and not self._mover.awaits_answer
         if self._unsettled is not None and works:
             self._unsettled = None
             self.tell()

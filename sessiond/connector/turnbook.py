@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from dataclasses import asdict
 from typing import Any
 
 from sessiond.connector.headbook import HeadBook, SessionKey
-from sessiond.connector.mover.heads import message_of
-from sessiond.connector.moverwatch import MoverWatch
+from sessiond.connector.headfiles import HeadFiles
 from sessiond.connector.requests import FinishedRequest, TicketedRequest
-from sessiond.connector.settlements import answer
+from sessiond.connector.settlements import Settlements, answer
 from sessiond.connector.turns import (
     continues_snapshot,
     is_side_call,
@@ -21,7 +19,7 @@ from sessiond.connector.turns import (
     unkept_turn,
 )
 from sessiond.domain.heads import Branch, Head
-from sessiond.domain.reasons import Cause
+from sessiond.domain.reasons import Cause, Reason
 from sessiond.domain.tickets import TicketOp
 from sessiond.domain.tokens import TokenIds
 
@@ -29,11 +27,13 @@ from sessiond.domain.tokens import TokenIds
 class TurnBook:
     """Keeps the heads up to date, and has the mover write each change down."""
 
-    def __init__(self, engine_id: str, heads: HeadBook, mover: MoverWatch) -> None:
+    def __init__(
+        self, engine_id: str, heads: HeadBook, files: HeadFiles, settlements: Settlements
+    ) -> None:
         self._engine_id = engine_id
         self._heads = heads
-        self._mover = mover
-        self._head_ids = itertools.count(1)
+        self._files = files
+        self._settlements = settlements
 
     def head(self, key: SessionKey) -> Head | None:
         """Return the session's head, if it is known."""
@@ -43,14 +43,14 @@ class TurnBook:
         """A turn has arrived."""
         head = self._heads.get(request.session_key)
         request.known = meet_head(head, prompt, request.ticket.adapter_digest)
-        self._publish(self._heads.begin_turn(request.session_key, time.time()))
+        self._files.write(self._heads.begin_turn(request.session_key, time.time()))
 
     def pass_over(self, request: TicketedRequest, cause: Cause, prompt: TokenIds[int]) -> None:
         """A turn is served and not kept: if it is one of the conversation, it must be known."""
         head = self._heads.get(request.session_key)
         if not is_side_call(head, request, prompt):
             turn = unkept_turn(cause, request.ticket.operation_id, time.time())
-            self._publish(self._heads.pass_turn(request.session_key, turn))
+            self._files.write(self._heads.pass_turn(request.session_key, turn))
 
     def end(self, request: TicketedRequest, finished: FinishedRequest) -> dict[str, Any]:
         """A turn has ended, or a resume: note what it left, and return its answer."""
@@ -65,29 +65,42 @@ class TurnBook:
             turn = last_turn(request, timing, time.time())
             known = continues_snapshot(request)
             key, now = request.session_key, time.time()
-            self._publish(self._heads.end_turn(key, branch, now, turn, is_known=known))
+            self._files.write(self._heads.end_turn(key, branch, now, turn, is_known=known))
             facts.update(turn_facts(turn))
             return answer(self._engine_id, request.ticket.op, facts, turn.causes)
         if branch is not None:
-            self._publish(self._heads.add_branch(request.session_key, branch, time.time()))
+            self._files.write(self._heads.add_branch(request.session_key, branch, time.time()))
         return answer(self._engine_id, request.ticket.op, facts, request.causes)
 
     def lose(self, request: TicketedRequest) -> None:
         """A turn is over, and nobody told how it ended."""
-        self._publish(self._heads.end_turn(request.session_key, None, time.time()))
+        self._files.write(self._heads.end_turn(request.session_key, None, time.time()))
 
     def forget_kv(self) -> None:
         """The KV of all heads is gone, or nobody may use it."""
         for head in self._heads.forget_all(time.time()):
-            self._publish(head)
+            self._files.write(head)
 
     def tell_again(self) -> None:
         """Have all heads written anew: nobody knows which of them are."""
-        for head in self._heads.all():
-            self._publish(head)
+        self._files.begin_again(self._heads.all())
 
-    def _publish(self, head: Head) -> None:
-        self._mover.ask(message_of(head, next(self._head_ids)))
+    def begin_heads(self, request: TicketedRequest) -> None:
+        """Somebody waits until the heads of all that has ended are files."""
+        for key in self._files.failed:
+            head = self._heads.get(key)
+            if head is not None:
+                self._files.write(head)
+        request.awaited_head = self._files.newest
+
+    def settle_heads(self, request: TicketedRequest, hindrance: Cause | None) -> None:
+        """Tell who waits for the heads, if they are files; *hindrance*: they will not be soon."""
+        if hindrance is None and not self._files.are_files(request.awaited_head):
+            return
+        failed = [Cause(Reason.STORE_FAILED, why) for why in self._files.failed.values()]
+        causes = [hindrance] if hindrance else failed[:1]
+        facts = {"heads_written": not causes}
+        self._settlements.settle(request.ticket.operation_id, facts, causes)
 
 
 def _branch(request: TicketedRequest, finished: FinishedRequest) -> Branch | None:

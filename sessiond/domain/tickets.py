@@ -43,6 +43,7 @@ class TicketOp(StrEnum):
     RESUME = "resume"  #: bring a snapshot's KV into the engine
     OUTCOME = "outcome"  #: held until the resume of the same operation has settled
     ATTEST = "attest"  #: an operator says that the weights are those of the files
+    HEADS = "heads"  #: held until the heads of all that has ended before it are files
 
 
 @dataclass(frozen=True)

@@ -157,6 +157,7 @@ class FakeMovers:
     def __init__(self, *, die_at_once: bool = True) -> None:
         self.all: list[FakeMover] = []
         self.refuses = False
+        self.write_heads = True  #: whether those to come write heads by themselves
         self._die_at_once = die_at_once
 
     def start(self) -> FakeMover:
@@ -167,6 +168,7 @@ class FakeMovers:
         if self.refuses:
             raise OSError("no process can be started")
         self.all.append(FakeMover(dies_at_once=self._die_at_once))
+        self.newest.writes_heads = self.write_heads
         return self.all[-1]
 
     @property

@@ -75,10 +75,11 @@ class WriteHead(Message):
 
 @dataclass(frozen=True)
 class HeadWritten(Message):
-    """A head file was written, or failed to be: it is a hint."""
+    """A head file was written, or failed to be."""
 
     kind: ClassVar[str] = "head_written"
     head_id: int
+    failure: str = ""  #: why it was not written
 
 
 @dataclass(frozen=True)

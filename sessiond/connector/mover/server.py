@@ -132,11 +132,13 @@ class Mover:
         return now_and_then(lambda: self._send(protocol.Progress(job.job_id)))
 
     def _write_head(self, message: protocol.WriteHead) -> None:
+        failure = ""
         try:
             self._store.write_head(head_of(message, self._hello.engine_id))
         except (SessiondError, OSError) as error:
-            logger.warning("a head was not written: %s", error)  # a hint, never the truth
-        self._send(protocol.HeadWritten(message.head_id))
+            logger.warning("a head was not written: %s", error)
+            failure = str(error) or type(error).__name__
+        self._send(protocol.HeadWritten(message.head_id, failure))
 
     def _open_load(self, message: protocol.OpenLoad) -> None:
         plan, causes = open_load(self._store, self._fingerprint, message)

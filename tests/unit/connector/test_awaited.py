@@ -7,6 +7,7 @@ import pytest
 from sessiond.connector.attest import RESET, TierState
 from sessiond.connector.awaited import StartMover
 from sessiond.connector.mover import protocol
+from sessiond.connector.moverwatch import MAX_DEATHS, RETRY_S
 from sessiond.connector.questions import START_DEADLINE_S
 from sessiond.domain.reasons import Cause, Reason
 from sessiond.domain.tickets import TicketOp
@@ -172,13 +173,18 @@ def test_the_tier_is_not_told_to_be_on_while_its_mover_is_dying(
 
 
 def test_the_tier_is_not_told_to_be_on_while_no_mover_can_be_started(
-    vllm: FakeScheduler, awaited: FakeAwaited, movers: FakeMovers, told: list[TierState]
+    clock: FakeClock,
+    vllm: FakeScheduler,
+    awaited: FakeAwaited,
+    movers: FakeMovers,
+    told: list[TierState],
 ) -> None:
     movers.refuses = True
     awaited.outcome = movers.start
     vllm.coordinator.poll()
     assert told == []
     movers.refuses = False
+    clock.sleep(RETRY_S)
     vllm.coordinator.poll()
     vllm.coordinator.poll()
     assert [state.off for state in told] == [""]
@@ -245,15 +251,48 @@ def test_a_reset_meanwhile_is_not_forgotten(
 
 
 def test_a_mover_that_cannot_be_started_is_tried_again(
-    vllm: FakeScheduler, awaited: FakeAwaited, movers: FakeMovers
+    clock: FakeClock, vllm: FakeScheduler, awaited: FakeAwaited, movers: FakeMovers
 ) -> None:
     movers.refuses = True
     awaited.outcome = movers.start
     vllm.coordinator.poll()
+    assert vllm.coordinator.has_work()
     movers.refuses = False
+    clock.sleep(RETRY_S)
     vllm.coordinator.poll()
     vllm.coordinator.poll()
     assert len(movers.all) == 1
+
+
+def test_one_that_can_never_be_started_turns_the_tier_off(
+    clock: FakeClock,
+    vllm: FakeScheduler,
+    awaited: FakeAwaited,
+    movers: FakeMovers,
+    told: list[TierState],
+) -> None:
+    movers.refuses = True
+    awaited.outcome = movers.start
+    for _ in range(MAX_DEATHS):
+        vllm.coordinator.poll()
+        clock.sleep(RETRY_S)
+    assert told[-1].reason == "mover_failed"
+    assert not vllm.coordinator.has_work()
+
+
+def test_heads_asked_for_under_traffic_do_not_keep_the_tier_from_being_told_on(
+    vllm: FakeScheduler, awaited: FakeAwaited, told: list[TierState]
+) -> None:
+    vllm.take_turn(HEAD)
+    mover = FakeMover()
+    mover.writes_heads = False
+    awaited.outcome = lambda: mover
+    vllm.coordinator.poll()
+    (before,) = mover.told(protocol.WriteHead)
+    vllm.take_turn(HEAD, session="s-2")
+    mover.answer(protocol.HeadWritten(before.head_id))
+    vllm.coordinator.poll()
+    assert [state.off for state in told] == [""]
 
 
 def test_an_engine_may_end_meanwhile(vllm: FakeScheduler) -> None:

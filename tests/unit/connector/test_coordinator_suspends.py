@@ -323,6 +323,16 @@ def test_an_aborted_suspend_is_not_committed(vllm: FakeScheduler) -> None:
     assert (answer["committed"], reasons(answer)) == (False, ["aborted"])
 
 
+def test_one_that_was_never_opened_is_not_waited_for(vllm: FakeScheduler) -> None:
+    # Its mover may take minutes to begin its work, and can have nothing to commit.
+    vllm.abort(suspend(vllm))
+    assert [asked.commit for asked in vllm.mover.told(protocol.FinishSuspend)] == [False]
+    vllm.coordinator.drain()  # would never end: this mover answers nothing
+    vllm.mover.open_suspend()
+    vllm.mover.finish_suspend(committed=False)
+    assert reasons(settled(vllm)) == ["aborted"]
+
+
 def test_a_suspend_whose_end_is_not_told_is_not_committed(vllm: FakeScheduler) -> None:
     request = begun(vllm)
     vllm.coordinator.submits_over(request)

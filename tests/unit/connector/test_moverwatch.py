@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from sessiond.connector.mover import protocol
-from sessiond.connector.moverwatch import MAX_DEATHS, JobDone, MoverWatch
+from sessiond.connector.moverwatch import MAX_DEATHS, RETRY_S, JobDone, MoverWatch
 from sessiond.connector.questions import Question
 from sessiond.testing.fake_mover import FakeClock, FakeMovers
 
@@ -215,24 +215,41 @@ def test_after_too_many_deaths_it_stays_away(watched: Watched) -> None:
     assert watched.watch.poll() == []
 
 
-@pytest.mark.usefixtures("clock")
-def test_a_start_that_fails_is_tried_again(watched: Watched) -> None:
+def test_a_start_that_fails_is_tried_again_a_moment_later(
+    watched: Watched, clock: FakeClock
+) -> None:
     watched.movers.refuses = True
     watched.movers.newest.die()
     watched.watch.poll()
-    assert not watched.watch.is_usable
     watched.movers.refuses = False
+    watched.watch.poll()
+    assert not watched.watch.is_usable
+    assert watched.watch.has_work  # an idle engine asks on
+    clock.sleep(RETRY_S)
     watched.watch.poll()
     assert watched.watch.is_usable
 
 
-@pytest.mark.usefixtures("clock")
-def test_starts_that_fail_count_as_deaths(watched: Watched) -> None:
+def test_starts_that_fail_count_as_deaths(watched: Watched, clock: FakeClock) -> None:
     watched.movers.refuses = True
     watched.movers.newest.die()
     for _ in range(MAX_DEATHS + 3):
         watched.watch.poll()
+        clock.sleep(RETRY_S)
     assert watched.watch.deaths == MAX_DEATHS
+    assert watched.calls == ["death"] * MAX_DEATHS
+    assert not watched.watch.has_work
+
+
+def test_where_there_is_none_its_wait_passes_all_the_same(
+    watched: Watched, clock: FakeClock
+) -> None:
+    watched.movers.refuses = True
+    watched.movers.newest.die()
+    watched.watch.poll()
+    began_s = clock.monotonic()
+    watched.watch.wait(0.02)  # else an idle engine would ask without a rest
+    assert clock.monotonic() - began_s == pytest.approx(0.02)
 
 
 @pytest.mark.usefixtures("clock")

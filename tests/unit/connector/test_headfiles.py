@@ -1,0 +1,169 @@
+"""Whoever asks learns when the heads of all that has ended are files."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from sessiond.connector.mover import protocol
+from sessiond.connector.moverwatch import MAX_DEATHS
+from sessiond.domain.reasons import Cause, Reason
+from sessiond.domain.tickets import TicketOp
+from sessiond.testing.fake_mover import FakeClock, FakeMover, FakeMovers
+from sessiond.testing.fake_scheduler import LIMITS, FakeScheduler, tokens_of
+
+_numbers = itertools.count()
+
+
+def ask(vllm: FakeScheduler) -> str:
+    ticket = vllm.ticket(TicketOp.HEADS, operation_id=f"heads-{next(_numbers)}")
+    return vllm.arrive(ticket, tokens_of(0))
+
+
+def answered(vllm: FakeScheduler, request: str) -> tuple[bool, list[str]]:
+    assert vllm.may_match(request)
+    assert vllm.match(request)
+    answer = vllm.finish(request)
+    return answer["heads_written"], [cause["reason"] for cause in answer["causes"]]
+
+
+def heads(mover: FakeMover) -> list[protocol.WriteHead]:
+    return mover.told(protocol.WriteHead)
+
+
+@pytest.fixture
+def slow(vllm: FakeScheduler) -> FakeScheduler:
+    """An engine whose mover writes heads when the test says so."""
+    vllm.coordinator.poll()
+    vllm.mover.writes_heads = False
+    return vllm
+
+
+def write(vllm: FakeScheduler, head: protocol.WriteHead, failure: str = "") -> None:
+    vllm.mover.answer(protocol.HeadWritten(head.head_id, failure))
+
+
+def test_without_any_head_the_answer_comes_at_once(vllm: FakeScheduler) -> None:
+    assert answered(vllm, ask(vllm)) == (True, [])
+
+
+def test_the_newest_head_of_a_turn_that_has_ended_is_waited_for(slow: FakeScheduler) -> None:
+    slow.take_turn(tokens_of(3))
+    request = ask(slow)
+    begun, ended = heads(slow.mover)
+    write(slow, begun)
+    assert not slow.may_match(request)
+    write(slow, ended)
+    assert answered(slow, request) == (True, [])
+
+
+def test_what_ends_later_is_not_waited_for(slow: FakeScheduler) -> None:
+    slow.take_turn(tokens_of(3))
+    request = ask(slow)
+    for head in heads(slow.mover):
+        write(slow, head)
+    slow.take_turn(tokens_of(3), session="s-2")
+    assert answered(slow, request) == (True, [])
+
+
+def test_a_turn_in_flight_is_not_waited_for(vllm: FakeScheduler) -> None:
+    vllm.arrive(vllm.ticket(), tokens_of(3))  # its head says that it is
+    assert answered(vllm, ask(vllm)) == (True, [])
+
+
+def test_a_new_movers_heads_are_waited_for(slow: FakeScheduler) -> None:
+    slow.take_turn(tokens_of(3))
+    request = ask(slow)
+    slow.movers.write_heads = False
+    slow.mover.die()
+    assert not slow.may_match(request)
+    (told_again,) = heads(slow.mover)
+    write(slow, told_again)
+    assert answered(slow, request) == (True, [])
+
+
+def test_while_a_mover_is_dying_nobody_knows(clock: FakeClock) -> None:
+    vllm = FakeScheduler(clock, FakeMovers(die_at_once=False))
+    vllm.mover.die()
+    vllm.coordinator.poll()
+    request = ask(vllm)
+    assert not vllm.may_match(request)
+    vllm.mover.gone = True
+    assert not vllm.may_match(request)  # another one was started
+    assert answered(vllm, request) == (True, [])
+
+
+def test_with_no_mover_for_good_the_answer_is_no(vllm: FakeScheduler) -> None:
+    for _ in range(MAX_DEATHS):
+        vllm.mover.die()
+        vllm.coordinator.poll()
+    assert answered(vllm, ask(vllm)) == (False, ["mover_failed"])
+
+
+def test_an_engine_that_does_not_know_itself_says_so(clock: FakeClock) -> None:
+    class Pending:
+        pending = Cause(Reason.IDENTITY_PENDING, "16 GB")
+
+        def look(self) -> None:
+            return None
+
+        def wait(self, timeout_s: float) -> None:
+            """Nobody waits here."""
+
+    vllm = FakeScheduler(clock, start_mover=Pending())
+    vllm.take_turn(tokens_of(3))
+    assert answered(vllm, ask(vllm)) == (False, ["identity_pending"])
+
+
+def test_a_head_that_could_not_be_written_is_tried_once_more(slow: FakeScheduler) -> None:
+    slow.take_turn(tokens_of(3))
+    for head in heads(slow.mover):
+        write(slow, head, "No space left on device")
+    slow.coordinator.poll()
+    request = ask(slow)
+    assert not slow.may_match(request)
+    assert len(heads(slow.mover)) == 3
+    write(slow, heads(slow.mover)[-1])
+    assert answered(slow, request) == (True, [])
+
+
+def test_one_that_cannot_be_written_at_all_is_told(slow: FakeScheduler) -> None:
+    slow.take_turn(tokens_of(3))
+    request = ask(slow)
+    for head in heads(slow.mover):
+        write(slow, head, "No space left on device")
+    assert answered(slow, request) == (False, ["store_failed"])
+
+
+def test_a_newer_head_makes_up_for_one_that_could_not_be_written(slow: FakeScheduler) -> None:
+    slow.take_turn(tokens_of(3))
+    begun, ended = heads(slow.mover)
+    write(slow, begun, "No space left on device")
+    write(slow, ended)
+    assert answered(slow, ask(slow)) == (True, [])
+
+
+def test_the_tier_being_off_changes_nothing(vllm: FakeScheduler) -> None:
+    vllm.coordinator.caches_reset(emptied=True)
+    vllm.coordinator.poll()
+    assert answered(vllm, ask(vllm)) == (True, [])
+
+
+def test_it_leaves_no_head_and_no_trace(vllm: FakeScheduler) -> None:
+    answer: tuple[Any, ...] = answered(vllm, ask(vllm))
+    assert answer == (True, [])
+    assert heads(vllm.mover) == []
+    assert not vllm.coordinator.has_work()
+
+
+def test_nobody_is_held_for_longer_than_others(slow: FakeScheduler, clock: FakeClock) -> None:
+    slow.take_turn(tokens_of(3))
+    request = ask(slow)
+    clock.sleep(LIMITS.hold_deadline_s + 1)
+    assert slow.may_match(request)
+    assert slow.match(request)
+    answer = slow.finish(request)
+    assert not answer["ok"]
+    assert not answer.get("heads_written")
