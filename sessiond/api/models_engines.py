@@ -5,7 +5,7 @@ from typing import Any, Self
 
 from pydantic import Field
 
-from sessiond.api.models import Answer, Strict
+from sessiond.api.models import Answer, CauseOut, Strict
 from sessiond.domain.architectures import KV_KINDS, Support, kinds_of
 from sessiond.domain.engines import EngineInfo
 from sessiond.domain.samples import Tier
@@ -162,6 +162,9 @@ class DrainOut(Answer):
     saved: list[SavedOut]
     unsaved: list[UnsavedOut] = Field(description="The most valuable first.")
     seconds: float
+    causes: list[CauseOut] = Field(
+        description="Why the engine may have more than what was found, if it may."
+    )
 
 
 class UndrainOut(Answer):

@@ -152,4 +152,6 @@ def _summary(reports: Sequence[Mapping[str, Any]]) -> Drained:
         text += f"\n  {one['tenant']}/{one['session_id']}: {one['tokens']} tokens, {one['code']}"
     if len(unsaved) > _SHOWN:
         text += f"\n  and {len(unsaved) - _SHOWN} more"
+    for cause in (one for report in reports for one in report["causes"]):
+        text += f"\n  {cause['reason']}: {cause['sentence']}"
     return Drained(all(report["complete"] for report in reports), text)

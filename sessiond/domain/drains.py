@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sessiond.domain.ids import SessionId, TenantId
+from sessiond.domain.reasons import Cause
 
 #: After so long without a turn, a session's tokens count half.
 _HALF_LIFE_S = 3600.0
@@ -79,3 +80,4 @@ class DrainReport:
     saved: tuple[Saved, ...]  #: wholly
     unsaved: tuple[Unsaved, ...]  #: the most valuable first
     seconds: float
+    causes: tuple[Cause, ...] = ()  #: why there may be more than what was found

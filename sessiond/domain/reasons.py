@@ -70,6 +70,7 @@ class Reason(StrEnum):
     DEADLINE = "deadline"
     TURN_IN_FLIGHT = "turn_in_flight"
     HEAD_STALE = "head_stale"
+    HEAD_UNCONFIRMED = "head_unconfirmed"
     ABORTED = "aborted"
     TIER_OFF = "tier_off"
     IDENTITY_PENDING = "identity_pending"
@@ -310,6 +311,10 @@ EXPLANATIONS: Mapping[Reason, Explanation] = {
     ),
     Reason.HEAD_STALE: Explanation(
         "The session took another turn since the suspend was prepared.", "Repeat the suspend."
+    ),
+    Reason.HEAD_UNCONFIRMED: Explanation(
+        "The engine did not say in time that it had written down its newest turns.",
+        "Repeat the call when the engine answers: it may be paused, asleep or busy.",
     ),
     Reason.ABORTED: Explanation("The request was aborted before its end.", "Repeat the call."),
     Reason.TIER_OFF: Explanation(

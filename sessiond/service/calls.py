@@ -89,4 +89,4 @@ class Passed:
 
     passage: Passage
     answer: StreamAnswer
-    restoring: ExitStack = field(default_factory=ExitStack)  #: closed when its KV is there
+    restoring: ExitStack = field(default_factory=ExitStack)  #: closed at its first token

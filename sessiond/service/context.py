@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sessiond.engine.streams import EngineStreams
+from sessiond.service.passages import OnTheWay
 from sessiond.service.planstate import PlanState
 from sessiond.service.restores import Restores
 from sessiond.service.resume_queue import ResumeQueue
@@ -42,5 +43,6 @@ class Context:
     now: Callable[[], float] = time.time
     streams: EngineStreams = field(default_factory=EngineStreams)
     restores: Restores = field(default_factory=Restores)
+    on_the_way: OnTheWay = field(default_factory=OnTheWay)
     resume_queue: ResumeQueue = field(default_factory=ResumeQueue)
     plans: PlanState = field(default_factory=PlanState)

@@ -9,8 +9,10 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from sessiond.domain.errors import EngineNotFoundError
+from sessiond.domain.reasons import Cause, Reason
 from sessiond.service.drain_run import DrainRun
-from sessiond.service.drain_scan import DrainScan
+from sessiond.service.drain_scan import Checks, DrainScan
+from sessiond.service.settling import Settler
 
 if TYPE_CHECKING:
     from sessiond.domain.canonical import JsonValue
@@ -36,6 +38,7 @@ class Drainer:
     ) -> None:
         self._context, self._snapshots = context, snapshots
         self._lifecycle, self._operations = lifecycle, operations
+        self._settler = Settler(context)
         self._turn = asyncio.Lock()  # a mark and its drain come and go together
         self._running: dict[str, tuple[DrainRun, asyncio.Task[None]]] = {}
 
@@ -58,7 +61,7 @@ class Drainer:
         }
         async with self._turn:
             await self._context.blocking(store.drains.mark, engine_id, note)
-            run, task = self._run_of(engine_id)
+            run, task = self._run_of(tenant, engine_id)
             run.end_s = max(run.end_s, monotonic() + deadline_s)
         # A caller that hangs up ends nothing.
         await asyncio.wait((task,), timeout=deadline_s)
@@ -98,18 +101,33 @@ class Drainer:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _run_of(self, engine_id: str) -> tuple[DrainRun, asyncio.Task[None]]:
+    def _run_of(self, tenant: TenantId, engine_id: str) -> tuple[DrainRun, asyncio.Task[None]]:
         """Return the drain that runs, or begin one."""
         running = self._running.get(engine_id)
         if running is not None and not running[1].done():
             return running
         scan = DrainScan(self._context, self._snapshots, engine_id)
-        wanted = partial(self._is_wanted, engine_id)
-        run = DrainRun(self._context, self._lifecycle, self._operations, scan, wanted)
+        checks = Checks(
+            doubt=partial(self._doubt, tenant, engine_id),
+            is_wanted=partial(self._is_wanted, engine_id),
+        )
+        run = DrainRun(self._context, self._lifecycle, self._operations, scan, checks)
         task = asyncio.create_task(run.run())
         self._running[engine_id] = started = (run, task)
         task.add_done_callback(lambda _: self._ended(engine_id, started))
         return started
+
+    async def _doubt(self, tenant: TenantId, engine_id: str) -> Cause | None:
+        """Return why an engine may have more than its heads tell of, when they are written.
+
+        :raises EngineNotFoundError: the engine has ended.
+        """
+        engine = await self._context.engines.get(engine_id)
+        if self._context.on_the_way.is_any(engine_id):
+            return Cause(Reason.TURN_IN_FLIGHT, "sent to the engine, and not begun there")
+        if engine.tier_off and not engine.is_pending:
+            return None  # it stores nothing, whatever it has
+        return await self._settler.settle(tenant, engine)
 
     async def _is_wanted(self, engine_id: str) -> bool:
         """Whether a run goes on. One that does not is not joined any more.

@@ -18,12 +18,14 @@ from sessiond.domain.errors import (
 from sessiond.domain.reasons import EXPLANATIONS, Reason
 from sessiond.domain.session import OperationStatus
 from sessiond.service.drain_failures import Failures
+from sessiond.service.lifecycle import SuspendBy
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
+    from sessiond.domain.reasons import Cause
     from sessiond.service.context import Context
-    from sessiond.service.drain_scan import DrainScan, Found
+    from sessiond.service.drain_scan import Checks, DrainScan, Found
     from sessiond.service.lifecycle import Lifecycle
     from sessiond.service.operations import Operations, Result
     from sessiond.service.watch import Key
@@ -44,11 +46,10 @@ class DrainRun:
         lifecycle: Lifecycle,
         operations: Operations,
         scan: DrainScan,
-        is_wanted: Callable[[], Awaitable[bool]],
+        checks: Checks,
     ) -> None:
-        """Make one; *is_wanted* tells whether the engine is still to be drained."""
         self._context, self._lifecycle, self._operations = context, lifecycle, operations
-        self._scan, self._engine_id, self._is_wanted = scan, scan.engine_id, is_wanted
+        self._scan, self._engine_id, self._checks = scan, scan.engine_id, checks
         self._began_s = monotonic()
         self.end_s = self._began_s  #: on the monotonic clock; may be put off while it runs
         self.looked = asyncio.Event()  #: set when the engine's sessions are known, or never will be
@@ -60,7 +61,8 @@ class DrainRun:
         self._since: dict[Key, int] = {}  # the newest generation when it was found
         self._begun: set[Key] = set()  # their suspend has told of no success
         self._heard_of: set[Key] = set()  # since the look that goes on
-        self._looked_everywhere = self._is_done = self._engine_ended = False
+        self._doubt: Cause | None = None  # as of the newest look everywhere
+        self._is_settled = self._is_done = self._engine_ended = False
 
     async def run(self) -> None:
         """Suspend until nothing is left that can be stored, or the end has come.
@@ -87,16 +89,17 @@ class DrainRun:
             saved=tuple(one for one in self._saved.values() if one.key not in missing),
             unsaved=tuple(map(self._unsaved, order)),
             seconds=monotonic() - self._began_s,
+            causes=(self._doubt,) if self._doubt and not self._is_done else (),
         )
 
     async def _run(self) -> None:
-        await self._look_everywhere()
+        await self._look(self._scan.everywhere)
         self.looked.set()
         while await self._goes_on() and not self._is_done:
             await self._step()
 
     async def _goes_on(self) -> bool:
-        return monotonic() < self.end_s and await self._is_wanted()
+        return monotonic() < self.end_s and await self._checks.is_wanted()
 
     async def _step(self) -> None:
         due = [one for one in self._left if self._is_free(one) and self._failures.is_due(one)]
@@ -104,18 +107,17 @@ class DrainRun:
             await self._store_all(most_valuable_first(due, self._context.now()))
         elif any(map(self._failures.is_waiting, self._left)):
             await asyncio.sleep(self._context.limits.poll_s)
-        elif self._looked_everywhere:
+        elif self._is_settled:
             self._is_done = True
             return
         else:
-            # Where no other engine serves, turns may have begun since the first look.
-            await self._look_everywhere()
+            await self._settle()
             return
         await self._look_again()
 
     async def _store_all(self, order: list[AtRisk]) -> None:
         """Begin to store all of them, some at a time; do not wait long for the last ones."""
-        self._looked_everywhere = False
+        self._is_settled = False
         for one in order:
             while len(self._at_work) >= max(1, self._context.limits.sweep_concurrency):
                 await self._wait_for_one(min(self._pause_s, self.end_s - monotonic()))
@@ -136,9 +138,17 @@ class DrainRun:
         for key in ended:
             self._at_work.pop(key).result()
 
-    async def _look_everywhere(self) -> None:
+    async def _settle(self) -> None:
+        """Look everywhere once more, when the engine has written down all that has ended there.
+
+        The first look may have come before a turn's head; and where no other engine serves, turns
+        may have begun since.
+        """
+        if self._doubt is not None:
+            await asyncio.sleep(self._context.limits.poll_s)
+        self._doubt = await self._checks.doubt()
         await self._look(self._scan.everywhere)
-        self._looked_everywhere = True
+        self._is_settled = self._doubt is None
 
     async def _look_again(self) -> None:
         await self._look(partial(self._scan.among, [one.key for one in self._left]))
@@ -183,7 +193,8 @@ class DrainRun:
 
     async def _store(self, one: AtRisk) -> None:
         try:
-            operation = await self._lifecycle.suspend(one.tenant, one.session_id)
+            suspend = partial(self._lifecycle.suspend, by=SuspendBy.DRAIN)
+            operation = await suspend(one.tenant, one.session_id)
             self._begun.add(one.key)
             left_s = max(0.0, self.end_s - monotonic())
             operation = await self._operations.wait(operation, left_s)

@@ -11,9 +11,10 @@ from sessiond.domain.ids import SessionId, TenantId
 from sessiond.service.coverage import cover
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from sessiond.domain.heads import Head
+    from sessiond.domain.reasons import Cause
     from sessiond.domain.session import Session
     from sessiond.domain.snapshot import Manifest
     from sessiond.service.context import Context
@@ -29,6 +30,14 @@ class Found:
     at_risk: tuple[AtRisk, ...]
     stored: Mapping[Key, Saved]  #: their newest snapshot has all that there is
     gone: Mapping[Key, Saved | None]  #: the engine has no KV of them; their newest snapshot
+
+
+@dataclass(frozen=True)
+class Checks:
+    """What a drain asks again and again."""
+
+    doubt: Callable[[], Awaitable[Cause | None]]  #: why the engine may have more than it tells
+    is_wanted: Callable[[], Awaitable[bool]]  #: whether it is still to be drained
 
 
 @dataclass(frozen=True)

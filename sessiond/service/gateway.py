@@ -97,8 +97,10 @@ class Gateway:
         return list(known.values())
 
     async def _sent(self, call: Call, passage: Passage) -> Passed:
-        """Send a call; one that brings KV back counts as a restore until its first token."""
+        """Send a call. Until its first token a turn is on its way; it may restore meanwhile."""
         with ExitStack() as restoring:
+            if passage.ticket is not None:
+                restoring.enter_context(self._context.on_the_way.to(passage.engine.engine_id))
             if passage.ticket is not None and passage.ticket.plan is TurnPlan.LOAD:
                 restoring.enter_context(self._context.restores.running())
             blocking, size_bytes = self._context.blocking, len(call.body.text)

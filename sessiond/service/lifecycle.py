@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from enum import Enum, auto
 from functools import partial
 from typing import TYPE_CHECKING, Unpack
 
@@ -39,6 +40,14 @@ _log = logging.getLogger(__name__)
 _Begun = tuple[Claim, Work]
 
 
+class SuspendBy(Enum):
+    """Who wants a session to be suspended."""
+
+    CLIENT = auto()  #: who may just have got the answer of a turn
+    SWEEP = auto()  #: nobody; the session has been idle for long
+    DRAIN = auto()  #: which looks again when the engine has told of all that has ended there
+
+
 class Lifecycle:
     """Starts the long calls. Each returns the operation, which runs on by itself.
 
@@ -71,13 +80,13 @@ class Lifecycle:
         key: str = "",
         on_evicted: OnEvicted | None = None,
         *,
-        by_sweep: bool = False,
+        by: SuspendBy = SuspendBy.CLIENT,
     ) -> Operation:
         """Store the session's KV.
 
         :param on_evicted: what to do about evicted KV; by default what the session is set to.
             A suspend that runs already is joined only if it does the same.
-        :param by_sweep: nobody asks for it
+        :param by: whoever asks for it
         :raises SuspendRefusedError: it is not worth being written now.
         :raises SessionNotFoundError: there is no such session.
         :raises TurnInFlightError: a turn is running.
@@ -93,9 +102,10 @@ class Lifecycle:
 
         async def begin() -> _Begun:
             session = await self._catalogue.get(tenant, session_id)
-            plan = await self._suspender.plan(session, on_evicted)
+            asks = by is SuspendBy.CLIENT
+            plan = await self._suspender.plan(session, on_evicted, asks=asks)
             await self._note_turn(session)
-            await self._worth.check(plan, by_sweep=by_sweep)
+            await self._worth.check(plan, by_sweep=by is SuspendBy.SWEEP)
             return replace(wanted, on_evicted=plan.on_evicted), partial(self._suspend, plan)
 
         return await self._once(wanted, key, begin, on_evicted)

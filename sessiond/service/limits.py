@@ -26,9 +26,7 @@ class Limits:
     continue_deadline_s: float = 10.0  #: all that a ticket's "continue" asks of the engine
     lease_s: float = 30.0  #: an operation whose daemon is silent for so long is given up
     turn_settle_s: float = 0.5  #: a head file lags this much behind the turn's answer
-    #: How long a suspend waits for a sign of the newest ticket's turn in a head file: it may have
-    #: ended a moment ago, and a ticket that was not used looks the same.
-    ticket_settle_s: float = 2.0
+    heads_settle_s: float = 2.0  #: how long an engine may take to say that its heads are written
     key_settle_s: float = 5.0  #: how long a call waits for the first one with its key to begin
     commit_settle_s: float = 2.0  #: how long a manifest may still appear after a lost answer
     poll_s: float = 0.05  #: between looks at a file that is waited for

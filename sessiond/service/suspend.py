@@ -13,7 +13,6 @@ from sessiond.domain.errors import (
     EngineUnreachableError,
     IdentityPendingError,
     NothingToSuspendError,
-    TurnInFlightError,
     UnavailableError,
 )
 from sessiond.domain.plans import PlanPolicy
@@ -25,6 +24,7 @@ from sessiond.service.coverage import cover
 from sessiond.service.judge import summarize
 from sessiond.service.permits import Permit, Purpose
 from sessiond.service.plans import Wish
+from sessiond.service.settling import Settler
 from sessiond.service.suspend_plans import (
     Plan,
     Source,
@@ -72,39 +72,45 @@ class Suspender:
         self._snapshots = snapshots
         self._resumer = resumer
         self._restorer = restorer
+        self._settler = Settler(context)
 
-    async def plan(self, session: Session, on_evicted: OnEvicted | None = None) -> Plan:
+    async def plan(
+        self, session: Session, on_evicted: OnEvicted | None = None, *, asks: bool = True
+    ) -> Plan:
         """Look at what there is to do; changes nothing.
 
         :param on_evicted: what to do about evicted KV; by default as the session says
+        :param asks: whether engines are asked first to write down what has just ended
         :raises TurnInFlightError: a turn is running, and still is after half a second.
         :raises NothingToSuspendError: there is no whole chunk of KV.
         :raises NotTextError: the newest turn is more than text.
         :raises AdapterUnprovenError: it is not proven which adapter computed it.
         :raises UnavailableError: no engine runs, and there is no snapshot either, or the engine
-            keeps nothing.
+            keeps nothing, or does not tell of what it has.
         """
         policy = on_evicted or session.on_evicted or self._context.limits.on_evicted
-        located = await self._settled_head(session)
+        settled = await self._settler.look(session, asks=asks)
+        located, doubts = settled.located, (settled.doubt,) if settled.doubt else ()
         unkept = unkept_cause(located) if located else None
         if unkept is not None:
             raise error_of((unkept,))
         newest = (await self._snapshots.newest_readable(session)).manifest
         covered = await self._covered(located, newest) if located else None
         if located is None or covered is None:
-            return await self._without_head(Plan(session, newest, None, on_evicted=policy))
+            plan = Plan(session, newest, None, on_evicted=policy, causes=doubts)
+            return await self._without_head(plan)
         if covered.is_side_call:
             aside = (Cause(Reason.SIDE_CALL),)
             return Plan(session, newest, None, on_evicted=policy, causes=aside)
         if covered.tokens == 0:
-            raise NothingToSuspendError
+            raise error_of(doubts) if doubts else NothingToSuspendError
         off = located.engine.tier_cause
         if off is not None and covered.kept_tokens < covered.tokens:
             raise tier_error(off)  # it may be asleep, too, and answer nothing
         source = Source(located, covered.branch, covered.tokens)
         if source.hindrance is not None:
             raise error_of((source.hindrance,))
-        return Plan(session, newest, source, covered.kept_tokens, policy)
+        return Plan(session, newest, source, covered.kept_tokens, policy, doubts)
 
     async def perform(self, plan: Plan) -> SuspendReport:
         """Do what was planned; what a round has stored stays stored whatever happens later.
@@ -135,40 +141,12 @@ class Suspender:
         store = self._context.store
         return await self._context.blocking(cover, store, located.engine, located.head, newest)
 
-    async def _settled_head(self, session: Session) -> Located | None:
-        """Return the newest head; what is being written down after a turn is waited for.
-
-        It is only a moment late, but whoever has the turn's answer may suspend in that moment.
-        """
-        limits, began_s = self._context.limits, monotonic()
-        in_flight_since_s: float | None = None
-        while True:
-            located = await self._context.engines.locate(session)
-            now_s = monotonic()
-            if located is not None and located.head.turns_in_flight:
-                in_flight_since_s = in_flight_since_s or now_s
-                if now_s - in_flight_since_s >= limits.turn_settle_s:
-                    raise TurnInFlightError(causes=(Cause(Reason.TURN_IN_FLIGHT),))
-            elif now_s - began_s >= limits.ticket_settle_s or self._tells_all(session, located):
-                return located
-            else:
-                in_flight_since_s = None
-            await asyncio.sleep(limits.poll_s)
-
-    def _tells_all(self, session: Session, located: Located | None) -> bool:
-        """Whether the head tells of the turn that the newest ticket was for."""
-        key = session.tenant, session.session_id
-        ticket = self._context.watchlist.expected_turn(key, self._context.now())
-        told = located.head.last_turn if located else None
-        # Earlier versions do not say which turn it was.
-        return ticket is None or (told is not None and told.turn_id in (ticket, ""))
-
     async def _without_head(self, plan: Plan) -> Plan:
         if plan.newest is None:
             engine = await self._context.engines.choose(plan.session.model)  # names what is missing
             if engine.tier_cause is not None:
                 raise tier_error(engine.tier_cause)
-            raise NothingToSuspendError
+            raise error_of(plan.causes) if plan.causes else NothingToSuspendError
         if await self._context.engines.is_pending(plan.session.model):
             # It may have a newer head that it cannot tell of yet.
             raise IdentityPendingError(causes=(Cause(Reason.IDENTITY_PENDING),))

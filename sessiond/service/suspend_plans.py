@@ -74,7 +74,8 @@ class Plan:
     source: Source | None  #: ``None``: no live engine has more than the snapshot
     kept_tokens: int = 0  #: of the source, in the newest snapshot already
     on_evicted: OnEvicted = OnEvicted.PREFIX
-    causes: tuple[Cause, ...] = ()  #: why there is no source, though an engine has KV
+    #: Why there is no source, though an engine has KV; or why there may be a newer one.
+    causes: tuple[Cause, ...] = ()
 
 
 def begin(source: Source, kept: int, on_evicted: OnEvicted = OnEvicted.PREFIX) -> Progress:

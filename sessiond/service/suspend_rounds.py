@@ -44,6 +44,7 @@ _ERRORS: dict[Reason, type[SessiondError]] = {
     Reason.STORE_FULL: StoreFullError,
     Reason.STORE_FAILED: StoreError,
     Reason.DEADLINE: DeadlineExceededError,
+    Reason.HEAD_UNCONFIRMED: DeadlineExceededError,
     Reason.KV_EVICTED: NothingToSuspendError,
     Reason.GENERATION_EXISTS: GenerationExistsError,
     Reason.SESSION_DELETED: SessionNotFoundError,

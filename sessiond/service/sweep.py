@@ -21,6 +21,7 @@ from sessiond.domain.errors import (
 )
 from sessiond.domain.reasons import Reason
 from sessiond.domain.session import OperationStatus, SessionState
+from sessiond.service.lifecycle import SuspendBy
 from sessiond.service.reports import first_reason, lacks_only_evicted, new_bytes
 from sessiond.service.sweep_admission import Admission, Hold
 from sessiond.service.sweep_ledger import Ledger
@@ -185,7 +186,7 @@ class Sweeper:
         if not fresh or not self._ledger.is_due(fresh[0], self._context.now()):
             return _End.LEFT
         key = session.tenant, session.session_id
-        operation = await self._lifecycle.suspend(*key, by_sweep=True)
+        operation = await self._lifecycle.suspend(*key, by=SuspendBy.SWEEP)
         limits = self._context.limits
         wait_s = limits.suspend_deadline_s * limits.suspend_rounds
         operation = await self._operations.wait(operation, wait_s)

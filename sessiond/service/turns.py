@@ -12,7 +12,9 @@ from sessiond.service.engines import ANYWHERE, Where
 from sessiond.service.permits import Permit, Purpose
 from sessiond.service.restores import DirectTurn
 from sessiond.service.resume import Prospect, Resumer, Survey
+from sessiond.service.settling import Settler
 from sessiond.service.warmplans import WarmPlans
+from sessiond.service.watch import GivenTicket
 
 if TYPE_CHECKING:
     from sessiond.domain.canonical import JsonValue
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from sessiond.domain.ids import SessionId, TenantId
     from sessiond.domain.plans import Plan
     from sessiond.domain.reasons import Cause
-    from sessiond.domain.session import Session
+    from sessiond.domain.session import Presence, Session
     from sessiond.service.catalogue import Catalogue
     from sessiond.service.context import Context
     from sessiond.service.plans import Decision, Planner
@@ -71,6 +73,7 @@ class Turns:
         self._continuer = Continuer(context.client, context.limits.continue_deadline_s)
         self._catalogue = catalogue
         self._resumer = Resumer(context, snapshots)
+        self._settler = Settler(context)
 
     async def ticket(
         self,
@@ -90,6 +93,8 @@ class Turns:
         :raises UnavailableError: no engine can serve it.
         """
         survey = await self._context.blocking(self._survey, tenant, session_id)
+        if chat is not None and await self._has_settled(survey):
+            survey = await self._context.blocking(self._survey, tenant, session_id)
         session = survey.session
         self._catalogue.trail.note_soon(session, survey.sight.presence)
         prospect = await self._resumer.judge(survey, model or session.model, where=where)
@@ -101,8 +106,10 @@ class Turns:
         key, plan = (tenant, session_id), plan_of(prospect, decision)
         computed = decision.plan if plan is TurnPlan.RECOMPUTE else None
         self._planner.computes(permit.operation_id, prospect, computed)
-        self._context.watchlist.expect_turn(key, permit.operation_id, until_unix_s)
-        turn = DirectTurn(prospect.engine.engine_id, permit.operation_id, until_unix_s)
+        engine_id, turn_id = prospect.engine.engine_id, permit.operation_id
+        given = GivenTicket(engine_id, turn_id, self._context.now(), until_unix_s)
+        self._context.watchlist.expect_turn(key, given)
+        turn = DirectTurn(engine_id, turn_id, until_unix_s)
         self._context.restores.expect(key, turn if plan is TurnPlan.LOAD else None)
         return TurnTicket(
             session=session,
@@ -120,6 +127,19 @@ class Turns:
         # One way to a thread and back: each of several would cost as much as what it does.
         return self._resumer.survey(*self._catalogue.look_now(tenant, session_id))
 
+    async def _has_settled(self, survey: Survey) -> bool:
+        """Whether there is more to see, now that its engine has told of the newest turn.
+
+        To continue with the tokens of an earlier turn would be to compute the newest again.
+        """
+        session, sight = survey.session, survey.sight
+        key = session.tenant, session.session_id
+        given = self._context.watchlist.tickets(key, self._context.now())
+        if not given or (sight.presence is not None and _tells_of(sight.presence, given[-1])):
+            return False
+        engine = next((one for one in sight.live if one.engine_id == given[-1].engine_id), None)
+        return engine is not None and await self._settler.settle(session.tenant, engine) is None
+
     async def _continued(self, prospect: Prospect, chat: Chat) -> Continuation:
         located = prospect.sight.located
         here = located is not None and located.engine.engine_id == prospect.engine.engine_id
@@ -132,6 +152,10 @@ class Turns:
         # After a resume, the head has the whole chunks only, and the snapshot the rest as well.
         longest_first = sorted(known, key=len, reverse=True)
         return await self._continuer.find(prospect.engine, longest_first, chat)
+
+
+def _tells_of(presence: Presence, ticket: GivenTicket) -> bool:
+    return presence.last_turn is not None and presence.last_turn.turn_id == ticket.turn_id
 
 
 def plan_of(prospect: Prospect, decision: Decision) -> TurnPlan:

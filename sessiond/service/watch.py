@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sessiond.domain.ids import SessionId, TenantId
@@ -10,6 +11,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 Key = tuple[TenantId, SessionId]
+
+
+@dataclass(frozen=True)
+class GivenTicket:
+    """A ticket for a turn, as who gave it remembers it."""
+
+    engine_id: str
+    turn_id: str
+    given_unix_s: float
+    until_unix_s: float  #: it may be used before that
 
 
 class Watchlist:
@@ -21,21 +32,25 @@ class Watchlist:
 
     def __init__(self) -> None:
         self._until_unix_s: dict[Key, float] = {}
-        self._newest_tickets: dict[Key, str] = {}
+        #: By engine id, the newest of each; the engine of the newest of all comes last.
+        self._tickets: dict[Key, dict[str, GivenTicket]] = {}
 
     def add(self, key: Key, until_unix_s: float) -> None:
         """Watch a session at least until then, whatever the heads say."""
         known = self._until_unix_s.get(key, 0.0)
         self._until_unix_s[key] = max(known, until_unix_s)
 
-    def expect_turn(self, key: Key, turn_id: str, until_unix_s: float) -> None:
-        """Watch a session that has got a ticket, which is valid until then."""
-        self.add(key, until_unix_s)
-        self._newest_tickets[key] = turn_id
+    def expect_turn(self, key: Key, ticket: GivenTicket) -> None:
+        """Watch a session that has got a ticket, as long as that is valid."""
+        self.add(key, ticket.until_unix_s)
+        given = self._tickets.setdefault(key, {})
+        given.pop(ticket.engine_id, None)
+        given[ticket.engine_id] = ticket
 
-    def expected_turn(self, key: Key, now_unix_s: float) -> str | None:
-        """Return the turn that the newest ticket of a session is for, unless it has expired."""
-        return self._newest_tickets.get(key) if self.is_expected(key, now_unix_s) else None
+    def tickets(self, key: Key, now_unix_s: float) -> list[GivenTicket]:
+        """Return the newest valid ticket for each engine, used or not; the newest of all last."""
+        given = self._tickets.get(key, {}).values()
+        return [ticket for ticket in given if ticket.until_unix_s > now_unix_s]
 
     def is_expected(self, key: Key, now_unix_s: float) -> bool:
         """Whether somebody may still hold a valid ticket for a turn of the session."""
@@ -50,7 +65,7 @@ class Watchlist:
         for key in keys:
             if not self.is_expected(key, now_unix_s):
                 self._until_unix_s.pop(key, None)
-                self._newest_tickets.pop(key, None)
+                self._tickets.pop(key, None)
 
     def keys(self) -> list[Key]:
         """Return the watched sessions."""

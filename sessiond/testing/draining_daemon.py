@@ -50,7 +50,8 @@ class DrainingDaemon:
     def knows(self, engine_id: str, launch: str, url: str = "", **told: Any) -> None:  # noqa: ANN401 - JSON
         """Let an engine be there, with what its drain answers."""
         self.engines.append({"engine_id": engine_id, "launch": launch, "url": url})
-        self.answers[engine_id] = {"complete": True, "saved": [], "unsaved": [], **told}
+        nothing: dict[str, Any] = {"saved": [], "unsaved": [], "causes": []}
+        self.answers[engine_id] = {"complete": True, **nothing, **told}
 
     def __enter__(self) -> Self:
         self._thread.start()

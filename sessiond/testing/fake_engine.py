@@ -86,6 +86,7 @@ class Faults:
     changed_files: bool = False  #: an attestation finds other files
     aborts: set[str] = field(default_factory=set)  #: vLLM aborts them, as a pause does
     deaths: set[str] = field(default_factory=set)  #: the connection is lost, nothing is done
+    late_heads: bool = False  #: heads become files only when somebody asks for them
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,7 @@ class FakeEngine:
         self._file = store.publish_engine(self.info)
         self._resident: dict[str, list[TokenIds[int]]] = {}
         self._heads: dict[tuple[str, str], Head] = {}
+        self._late_heads: dict[tuple[str, str], Head] = {}
         self._settled: dict[str, asyncio.Future[_Settled]] = {}
         self.openai = FakeOpenAi(self)
         self._app = Starlette(
@@ -283,6 +285,7 @@ class FakeEngine:
             TicketOp.SUSPEND: self._suspend,
             TicketOp.RESUME: self._resume,
             TicketOp.ATTEST: self._attest,
+            TicketOp.HEADS: self._heads_written,
         }
         ended: _Settled | Response
         if unfit is not None:
@@ -395,6 +398,12 @@ class FakeEngine:
         if self.faults.left_after_store is not None:
             self.evict(self.faults.left_after_store)
         return _Settled({"committed": True, "available_tokens": asked, **told})
+
+    async def _heads_written(self, call: _Call) -> Response:
+        late, self._late_heads = self._late_heads, {}
+        for head in late.values():
+            self._store.write_head(head)
+        return self._answer(call, facts={"heads_written": True})
 
     async def _attest(self, call: _Call) -> Response:
         causes = self._refused_attestation(call.ticket)
@@ -530,7 +539,10 @@ class FakeEngine:
     def write_head(self, head: Head) -> None:
         """Let the engine know, and tell, this of a session."""
         self._heads[head.tenant, head.session] = head
-        self._store.write_head(head)
+        if self.faults.late_heads:
+            self._late_heads[head.tenant, head.session] = head
+        else:
+            self._store.write_head(head)
 
 
 def _info(

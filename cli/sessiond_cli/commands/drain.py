@@ -9,7 +9,7 @@ from rich.console import Console
 from sessiond_cli.daemon import Answer, Daemon
 from sessiond_cli.formats import count, duration
 from sessiond_cli.options import DEFAULT_URL, JsonFlag, TokenOption, UrlOption
-from sessiond_cli.output import Output, facts, table
+from sessiond_cli.output import Output, facts, print_causes, table
 
 #: The daemon answers within the deadline; this is for the way.
 _PATIENCE_S = 30.0
@@ -67,6 +67,7 @@ def _print(screen: Console, done: Answer) -> None:
         ("took", duration(done["seconds"])),
     ]
     screen.print(facts(rows))
+    print_causes(screen, done["causes"])
     if done["unsaved"]:
         lost = [
             [one["tenant"], one["session_id"], count(one["tokens"]), one["code"]]

@@ -37,6 +37,7 @@ async def test_an_engine_is_drained_and_undrained(
         "complete": True,
         "saved": [{"tenant": DEFAULT_TENANT, "session_id": AGENT, "generation": 1, "tokens": 96}],
         "unsaved": [],
+        "causes": [],
     }
     assert (await api.get(path)).json()["draining"] is True
     (listed,) = (await api.get("/v1/engines")).json()["engines"]

@@ -370,6 +370,25 @@ async def test_a_turn_that_its_engine_does_not_take_is_none_of_its_work(
         assert busy_s(world, fresh) == 0.0
 
 
+@pytest.mark.parametrize("hangs_up", [False, True])
+async def test_a_turn_is_on_its_way_until_its_engine_answers(
+    world: World,
+    engine: FakeEngine,
+    gate: httpx.AsyncClient,
+    hangs_up: bool,  # noqa: FBT001 - a parameter
+) -> None:
+    engine_id, on_the_way = engine.info.engine_id, world.services.context.on_the_way
+    begins = engine.faults.gates["turn"] = asyncio.Event()
+    turn = asyncio.create_task(gate.post(COMPLETIONS, json=body_of(), headers=OURS))
+    await until(lambda: on_the_way.is_any(engine_id))
+    if hangs_up:
+        turn.cancel()
+    else:
+        begins.set()
+    await asyncio.wait((turn,))
+    await until(lambda: not on_the_way.is_any(engine_id))
+
+
 async def test_two_first_turns_at_once_both_succeed(
     world: World, engine: FakeEngine, gate: httpx.AsyncClient
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 from sessiond.app import drain, drain_client
 from sessiond.app.config import Settings
 from sessiond.app.drain_client import Drain, parsed_deadline_s
+from sessiond.domain.reasons import Cause, Reason
 from sessiond.testing.draining_daemon import DrainingDaemon
 from sessiond_cli.options import DEFAULT_URL
 
@@ -63,6 +64,13 @@ def test_what_was_not_stored_is_named(daemon: DrainingDaemon) -> None:
     ]  # fmt: skip
     assert lines[-1] == "  and 5 more"
     assert len(lines) == 22
+
+
+def test_why_there_may_be_more_is_told(daemon: DrainingDaemon) -> None:
+    cause = Cause(Reason.HEAD_UNCONFIRMED)
+    daemon.knows("a", "mine", complete=False, causes=[cause.as_json()])
+    drained = Drain(daemon.url, DEADLINE_S, "mine").run()
+    assert drained.text.splitlines()[1:] == [f"  head_unconfirmed: {cause.in_words}"]
 
 
 def test_the_token_is_sent_and_no_proxy_sees_it(

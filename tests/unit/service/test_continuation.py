@@ -69,6 +69,17 @@ async def test_a_reply_is_continued_as_it_was_sampled(world: World) -> None:
     require_faithful(await continued(world, AGAIN))
 
 
+async def test_a_reply_of_which_no_head_tells_yet_is_continued(world: World) -> None:
+    engine = world.start_engine()
+    await world.create()
+    engine.faults.late_heads = True
+    engine.replies.append(spell(REPLY) + token_ids([END]))
+    await world.turn(AGENT, render(ASKED))
+    require_faithful(await continued(world, AGAIN))
+    heads = [seen for seen in engine.seen if seen.op == "heads"]
+    assert len(heads) == 1
+
+
 async def test_nothing_is_asked_of_the_engine_without_being_asked(world: World) -> None:
     engine = await replied(world)
     engine.faults.unrenderable = True

@@ -151,6 +151,71 @@ async def test_a_session_that_went_elsewhere_is_not_the_engines(
     assert (told.complete, told.saved, told.unsaved) == (True, (), ())
 
 
+# What heads do not tell yet
+
+
+async def test_turns_of_which_no_head_tells_yet_are_stored(
+    world: World, engine: FakeEngine
+) -> None:
+    await used(world, A)
+    report(await world.suspend(A))
+    engine.faults.late_heads = True
+    await world.turn(A, text(200, ord("a")))
+    await used(world, B)
+    told = await drain(world, engine)
+    assert (told.complete, told.causes) == (True, ())
+    assert saved(told) == {A: 208 - 16, B: 96}
+
+
+async def test_an_engine_that_does_not_tell_what_it_has_is_not_drained(
+    tmp_path: Path,
+) -> None:
+    limits = replace(PATIENT, heads_settle_s=0.05)
+    async with open_world(tmp_path, limits=limits) as world:
+        engine = world.start_engine()
+        await used(world, A)
+        engine.faults.hangs.add("heads")
+        told = await drain(world, engine, 0.5)
+        assert (told.complete, saved(told), told.unsaved) == (False, {A: 96}, ())
+        assert [cause.reason for cause in told.causes] == [Reason.HEAD_UNCONFIRMED]
+        engine.faults.hangs.clear()
+        told = await drain(world, engine)
+        assert (told.complete, told.causes) == (True, ())
+
+
+async def test_an_engine_that_does_not_know_itself_yet_is_not_drained(
+    world: World, engine: FakeEngine
+) -> None:
+    engine.update(tier_off="16 GB", tier_off_reason="identity_pending")
+    engine.faults.refusals["heads"] = Reason.IDENTITY_PENDING
+    told = await drain(world, engine, 0.3)
+    assert (told.complete, [cause.reason for cause in told.causes]) == (
+        False,
+        [Reason.IDENTITY_PENDING],
+    )
+
+
+async def test_an_engine_that_keeps_nothing_is_not_asked(world: World, engine: FakeEngine) -> None:
+    engine.update(tier_off="asleep", tier_off_reason="tier_off")
+    engine.faults.hangs.add("heads")
+    assert (await drain(world, engine)).complete
+
+
+async def test_a_turn_that_is_on_its_way_to_the_engine_is_waited_for(
+    world: World, engine: FakeEngine
+) -> None:
+    await world.create(A)
+    with world.services.context.on_the_way.to(engine.info.engine_id):
+        draining = asyncio.create_task(drain(world, engine))
+        told = await drain(world, engine, 0.2)
+        assert (told.complete, [cause.reason for cause in told.causes]) == (
+            False,
+            [Reason.TURN_IN_FLIGHT],
+        )
+        await world.turn(A, text(100))
+    assert saved(await draining) == {A: 96}
+
+
 # The order
 
 
@@ -517,8 +582,8 @@ async def test_a_drain_that_is_ended_before_it_began_answers(
     drainer = world.services.drainer
     begin = drainer._run_of
 
-    def begin_and_end(engine_id: str) -> Any:  # noqa: ANN401 - passed on
-        begun = begin(engine_id)
+    def begin_and_end(tenant: TenantId, engine_id: str) -> Any:  # noqa: ANN401 - passed on
+        begun = begin(tenant, engine_id)
         begun[1].cancel()
         return begun
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sessiond.domain.errors import (
+    DeadlineExceededError,
     EngineWithoutConnectorError,
     IdentityPendingError,
     NoEngineError,
@@ -20,7 +21,6 @@ from sessiond.domain.session import SessionState
 from sessiond.service.engines import Where
 from sessiond.testing.world import (
     AGENT,
-    QUICK,
     World,
     open_world,
     problem,
@@ -112,46 +112,75 @@ async def test_a_turn_in_flight_refuses(world: World, engine: FakeEngine) -> Non
 
 
 @pytest.mark.parametrize("stored", [True, False])
-async def test_a_turn_of_which_no_head_tells_yet_is_waited_for(
-    tmp_path: Path,
+async def test_a_turn_of_which_no_head_tells_yet_is_stored(
+    world: World,
+    engine: FakeEngine,
     stored: bool,  # noqa: FBT001 - a parameter
 ) -> None:
-    async with open_world(
-        tmp_path, limits=replace(QUICK, ticket_settle_s=60.0, turn_settle_s=60.0)
-    ) as world:
-        world.start_engine()
-        await world.create()
-        if stored:
-            await world.turn(AGENT, text(100))
-            report(await world.suspend())
-        ticket = await world.services.turns.ticket(DEFAULT_TENANT, AGENT)
-        suspending = asyncio.create_task(world.suspend())
-        await asyncio.sleep(0.05)
-        # For whoever reads heads, it is the same whether its turn or only its sign comes late.
-        await world.use(ticket, text(100) + text(60, seed=3))
-        assert report(await suspending)["snapshot"]["tokens_restorable"] == 160
+    if stored:
+        report(await world.suspend())
+    engine.faults.late_heads = True
+    await world.turn(AGENT, text(100) + text(60, seed=3))
+    assert report(await world.suspend())["snapshot"]["tokens_restorable"] == 160
 
 
-async def test_waiting_for_a_ticket_leaves_a_running_turn_its_own_time(tmp_path: Path) -> None:
-    limits = replace(QUICK, ticket_settle_s=60.0, turn_settle_s=1.0)
-    async with open_world(tmp_path, limits=limits) as world:
-        engine = world.start_engine()
-        await world.create()
-        ticket = await world.services.turns.ticket(DEFAULT_TENANT, AGENT)
-        suspending = asyncio.create_task(world.suspend())
-        await asyncio.sleep(1.1)  # longer than a turn in flight is waited for
-        engine.begin_turn(DEFAULT_TENANT, AGENT)
-        await asyncio.sleep(0.03)  # the suspend looks meanwhile
-        engine.end_turn(DEFAULT_TENANT, AGENT)
-        await world.use(ticket, text(100))
-        assert report(await suspending)["snapshot"]["tokens_restorable"] == 96
+async def test_a_first_turn_on_another_engine_of_which_no_head_tells_yet_is_stored(
+    world: World, engine: FakeEngine
+) -> None:
+    report(await world.suspend())
+    world.store.drains.mark(engine.info.engine_id, {})
+    other = world.start_engine("other")
+    other.faults.late_heads = True
+    await world.turn(AGENT, text(100) + text(60, seed=3))
+    assert report(await world.suspend())["snapshot"]["tokens_restorable"] == 160
+    assert suspends(other) == 1
+
+
+async def test_tickets_that_were_used_in_the_other_order_lose_no_turn(
+    world: World, engine: FakeEngine
+) -> None:
+    first, second = [await world.services.turns.ticket(DEFAULT_TENANT, AGENT) for _ in range(2)]
+    await world.use(second, text(100))
+    engine.faults.late_heads = True
+    await world.use(first, text(100) + text(60, seed=3))
+    assert report(await world.suspend())["snapshot"]["tokens_restorable"] == 160
 
 
 @pytest.mark.usefixtures("engine")
-async def test_a_ticket_that_nobody_uses_is_not_waited_for_long(world: World) -> None:
+async def test_a_ticket_that_nobody_uses_is_not_waited_for(world: World) -> None:
+    patient = replace(world.services.context.limits, heads_settle_s=60.0, turn_settle_s=60.0)
+    object.__setattr__(world.services.context, "limits", patient)
+    async with asyncio.timeout(30.0):
+        report(await world.suspend())
+        await world.services.turns.ticket(DEFAULT_TENANT, AGENT)
+        assert report(await world.suspend())["rounds"] == 0
+
+
+async def test_where_the_engine_does_not_tell_the_answer_says_so(
+    world: World, engine: FakeEngine
+) -> None:
     report(await world.suspend())
-    await world.services.turns.ticket(DEFAULT_TENANT, AGENT)
-    assert report(await world.suspend())["rounds"] == 0
+    engine.faults.hangs.add("heads")
+    told = report(await world.suspend())
+    assert (told["rounds"], reasons(told)) == (0, ["head_unconfirmed"])
+
+
+async def test_that_nothing_is_there_is_not_told_on_a_guess(
+    world: World, engine: FakeEngine
+) -> None:
+    await world.create(SessionId("new"))
+    await world.services.turns.ticket(DEFAULT_TENANT, SessionId("new"))
+    engine.faults.hangs.add("heads")
+    with pytest.raises(DeadlineExceededError) as raised:
+        await world.suspend(SessionId("new"))
+    assert [cause.reason for cause in raised.value.causes] == [Reason.HEAD_UNCONFIRMED]
+
+
+async def test_an_engine_that_keeps_nothing_is_not_asked(world: World, engine: FakeEngine) -> None:
+    report(await world.suspend())
+    engine.update(tier_off="asleep")
+    engine.faults.hangs.add("heads")
+    assert reasons(report(await world.suspend())) == []
 
 
 async def test_a_head_that_lags_behind_the_answer_is_waited_for(

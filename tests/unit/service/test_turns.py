@@ -144,3 +144,31 @@ async def test_another_model_under_another_name_is_none_of_the_sessions(world: W
     world.start_engine(fields={"weights_digest": "f" * 64}).update(model="other")
     with pytest.raises(NoEngineError):
         await world.services.turns.ticket(DEFAULT_TENANT, AGENT)
+
+
+async def test_the_next_turn_follows_one_of_which_no_head_tells_yet(world: World) -> None:
+    first = world.start_engine()
+    await world.create()
+    first.faults.late_heads = True
+    await world.turn(AGENT, text(100))
+    second = world.start_engine("second")  # the newest has the least to do
+    assert (
+        await world.services.turns.ticket(DEFAULT_TENANT, SessionId(AGENT))
+    ).engine == first.info
+    await world.create(SessionId("other"))
+    other = await world.services.turns.ticket(DEFAULT_TENANT, SessionId("other"))
+    assert other.engine == second.info
+
+
+async def test_a_turn_that_is_known_counts_for_more_than_an_older_ticket(world: World) -> None:
+    first = world.start_engine()
+    await world.create()
+    unused = await world.services.turns.ticket(DEFAULT_TENANT, AGENT)
+    assert unused.engine == first.info
+    world.pass_time(1)
+    world.store.drains.mark(first.info.engine_id, {})
+    second = world.start_engine("second")
+    await world.turn(AGENT, text(100))
+    world.store.drains.unmark(first.info.engine_id)
+    world.pass_time(1)
+    assert (await world.services.turns.ticket(DEFAULT_TENANT, AGENT)).engine == second.info
