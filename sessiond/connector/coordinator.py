@@ -371,7 +371,7 @@ class Coordinator:
         if self.tier.awaited is not None:
             self.tier.awaited.wait(_LONG_REST_S)
             return
-        if not self._mover.is_ready:
+        if self._mover.is_expected and not self._mover.is_ready:
             self._mover.wait(_LONG_REST_S)  # it is being started, on the same cores
             return
         waiting = any(

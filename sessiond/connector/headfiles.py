@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 from sessiond.connector.headbook import SessionKey
 from sessiond.connector.mover import protocol
 from sessiond.connector.mover.heads import message_of
 from sessiond.connector.moverwatch import MoverWatch
 from sessiond.domain.heads import Head
+from sessiond.domain.reasons import Cause, Reason
 
 
 class HeadFiles:
@@ -19,7 +21,7 @@ class HeadFiles:
         self._numbers = itertools.count(1)
         self._newest = 0
         self._asked: dict[int, SessionKey] = {}  # by number, the oldest first
-        self._failed: dict[SessionKey, str] = {}  # why the newest one of a session is no file
+        self._failed: dict[SessionKey, Cause] = {}  # why the newest one of a session is no file
         self._begun_again = 0  # the newest number of those that a new mover was told at once
 
     @property
@@ -27,10 +29,11 @@ class HeadFiles:
         """The number of the head that was asked for last."""
         return self._newest
 
-    @property
-    def failed(self) -> dict[SessionKey, str]:
-        """Why the newest head of a session could not be written, for all that could not be."""
-        return dict(self._failed)
+    def failure(self, key: SessionKey | None) -> Cause | None:
+        """Why the newest head of a session, or of any, is no file; ``None`` if it is."""
+        if key is not None:
+            return self._failed.get(key)
+        return next(iter(self._failed.values()), None)
 
     @property
     def are_told_again(self) -> bool:
@@ -40,20 +43,37 @@ class HeadFiles:
     def write(self, head: Head) -> None:
         """Have a head written; without a mover it is not."""
         self._newest = next(self._numbers)
-        key = head.tenant, head.session
-        self._failed.pop(key, None)
-        self._asked[self._newest] = key
+        if not self._mover.is_usable:
+            return  # one to come is told all heads
+        self._asked[self._newest] = head.tenant, head.session
         self._mover.ask(message_of(head, self._newest))
 
     def written(self, message: protocol.HeadWritten) -> None:
         """The mover has written a head, or could not."""
-        key = self._asked.pop(message.head_id, None)
-        if key is not None and message.failure and key not in self._asked.values():
-            self._failed[key] = message.failure
+        if message.head_id not in self._asked:
+            return  # an earlier mover's
+        # It does one after the other: answers to those before this one were lost on the way.
+        for number in [number for number in self._asked if number < message.head_id]:
+            self._failed[self._asked.pop(number)] = Cause(Reason.INTERNAL_ERROR)
+        key = self._asked.pop(message.head_id)
+        if message.causes:
+            self._failed[key] = Cause.from_json(message.causes[0])
+        else:
+            self._failed.pop(key, None)
+
+    def try_again(self, head_of: Callable[[SessionKey], Head | None]) -> None:
+        """Have those heads written again that could not be; one that is known no more is let go."""
+        for key in self._failed.keys() - set(self._asked.values()):
+            head = head_of(key)
+            if head is None:
+                del self._failed[key]
+            else:
+                self.write(head)
 
     def begin_again(self, heads: list[Head]) -> None:
         """Have all heads written by a new mover: nobody knows which of them are files."""
         self._asked.clear()
+        self._failed.clear()
         for head in heads:
             self.write(head)
         self._begun_again = self._newest

@@ -147,7 +147,7 @@ class MoverWatch:
         """Return when the mover has answered something, or after *timeout_s*."""
         if self._mover is not None:
             self._mover.wait(timeout_s)
-        elif self.is_expected:
+        else:
             time.sleep(timeout_s)
 
     @property

@@ -19,7 +19,7 @@ from sessiond.connector.turns import (
     unkept_turn,
 )
 from sessiond.domain.heads import Branch, Head
-from sessiond.domain.reasons import Cause, Reason
+from sessiond.domain.reasons import Cause
 from sessiond.domain.tickets import TicketOp
 from sessiond.domain.tokens import TokenIds
 
@@ -87,18 +87,16 @@ class TurnBook:
 
     def begin_heads(self, request: TicketedRequest) -> None:
         """Somebody waits until the heads of all that has ended are files."""
-        for key in self._files.failed:
-            head = self._heads.get(key)
-            if head is not None:
-                self._files.write(head)
+        self._files.try_again(self._heads.get)
         request.awaited_head = self._files.newest
 
     def settle_heads(self, request: TicketedRequest, hindrance: Cause | None) -> None:
         """Tell who waits for the heads, if they are files; *hindrance*: they will not be soon."""
         if hindrance is None and not self._files.are_files(request.awaited_head):
             return
-        failed = [Cause(Reason.STORE_FAILED, why) for why in self._files.failed.values()]
-        causes = [hindrance] if hindrance else failed[:1]
+        key = request.session_key if request.ticket.session else None
+        cause = hindrance or self._files.failure(key)
+        causes = [cause] if cause else []
         facts = {"heads_written": not causes}
         self._settlements.settle(request.ticket.operation_id, facts, causes)
 

@@ -43,7 +43,8 @@ class TicketOp(StrEnum):
     RESUME = "resume"  #: bring a snapshot's KV into the engine
     OUTCOME = "outcome"  #: held until the resume of the same operation has settled
     ATTEST = "attest"  #: an operator says that the weights are those of the files
-    HEADS = "heads"  #: held until the heads of all that has ended before it are files
+    #: Held until the heads of all that has ended before it are files, of its session or of any.
+    HEADS = "heads"
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from sessiond.domain.errors import EngineNotFoundError
+from sessiond.domain.ids import SessionId
 from sessiond.domain.reasons import Cause, Reason
 from sessiond.service.drain_run import DrainRun
 from sessiond.service.drain_scan import Checks, DrainScan
@@ -127,7 +128,7 @@ class Drainer:
             return Cause(Reason.TURN_IN_FLIGHT, "sent to the engine, and not begun there")
         if engine.tier_off and not engine.is_pending:
             return None  # it stores nothing, whatever it has
-        return await self._settler.settle(tenant, engine)
+        return await self._settler.settle(tenant, SessionId(""), engine)
 
     async def _is_wanted(self, engine_id: str) -> bool:
         """Whether a run goes on. One that does not is not joined any more.

@@ -72,9 +72,8 @@ class Signer:
         ticket = self._ticket(TicketOp.ATTEST, purpose, new_operation_id())
         return self._sign(ticket, purpose, now_unix_s, self._lifetime_s)
 
-    def heads(self, tenant: TenantId, engine: EngineInfo, now_unix_s: float) -> Permit:
+    def heads(self, purpose: Purpose, now_unix_s: float) -> Permit:
         """Return a permit to learn when the heads of all that has ended are files."""
-        purpose = Purpose(tenant, SessionId(""), engine, 0)
         ticket = self._ticket(TicketOp.HEADS, purpose, new_operation_id())
         return self._sign(ticket, purpose, now_unix_s, self._lifetime_s)
 

@@ -15,11 +15,12 @@ from sessiond.domain.errors import TurnInFlightError, UnavailableError
 from sessiond.domain.reasons import Cause, Reason
 from sessiond.engine.client import TicketedRequest
 from sessiond.service.headwatch import HeadWatch
+from sessiond.service.permits import Purpose
 
 if TYPE_CHECKING:
     from sessiond.domain.engines import EngineInfo
     from sessiond.domain.heads import Head
-    from sessiond.domain.ids import TenantId
+    from sessiond.domain.ids import SessionId, TenantId
     from sessiond.domain.session import Session
     from sessiond.service.context import Context
     from sessiond.service.engines import Located, Sight
@@ -51,22 +52,26 @@ class Settler:
             before this daemon's start is not known.
         :raises TurnInFlightError: a turn is running, and still is after half a second.
         """
+        key = session.tenant, session.session_id
         sight = await self._context.blocking(self._context.engines.see, session)
         doubt = None
         if asks:
             doubts = await asyncio.gather(
-                *(self.settle(session.tenant, engine) for engine in self._asked(session, sight))
+                *(self.settle(*key, engine) for engine in self._asked(session, sight))
             )
             doubt = next(filter(None, doubts), None)
             sight = await self._context.blocking(self._context.engines.see, session)
         return Settled(await self._ended(session, sight.located), doubt)
 
-    async def settle(self, tenant: TenantId, engine: EngineInfo) -> Cause | None:
+    async def settle(
+        self, tenant: TenantId, session_id: SessionId, engine: EngineInfo
+    ) -> Cause | None:
         """Wait until an engine's heads tell of all that has ended there; else say why not.
 
-        :param tenant: any will do
+        :param session_id: of the one whose head must be there; empty: all must
         """
-        permit = self._context.signer.heads(tenant, engine, self._context.now())
+        purpose = Purpose(tenant, session_id, engine, generation=0)
+        permit = self._context.signer.heads(purpose, self._context.now())
         request = TicketedRequest(
             engine.url, engine.model, _PROMPT, permit.cache_salt, permit.ticket
         )

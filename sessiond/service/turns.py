@@ -138,7 +138,7 @@ class Turns:
         if not given or (sight.presence is not None and _tells_of(sight.presence, given[-1])):
             return False
         engine = next((one for one in sight.live if one.engine_id == given[-1].engine_id), None)
-        return engine is not None and await self._settler.settle(session.tenant, engine) is None
+        return engine is not None and await self._settler.settle(*key, engine) is None
 
     async def _continued(self, prospect: Prospect, chat: Chat) -> Continuation:
         located = prospect.sight.located

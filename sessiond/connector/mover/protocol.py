@@ -12,7 +12,7 @@ import json
 import socket
 import struct
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 _LENGTHS = struct.Struct("<II")
@@ -79,7 +79,7 @@ class HeadWritten(Message):
 
     kind: ClassVar[str] = "head_written"
     head_id: int
-    failure: str = ""  #: why it was not written
+    causes: list[dict[str, Any]] = field(default_factory=list)  #: why it was not written
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from sessiond.connector.mover.priority import ReadGate
 from sessiond.connector.mover.progress import now_and_then
 from sessiond.connector.mover.suspends import SuspendPlan
 from sessiond.connector.mover.writes import ChunkWriters
-from sessiond.domain.errors import SessiondError
+from sessiond.domain.errors import SessiondError, SessionNotFoundError
 from sessiond.domain.fingerprint import FieldClass, Fingerprint
 from sessiond.domain.keys import KeyRing
 from sessiond.domain.kvgroups import groups_of
@@ -132,13 +132,15 @@ class Mover:
         return now_and_then(lambda: self._send(protocol.Progress(job.job_id)))
 
     def _write_head(self, message: protocol.WriteHead) -> None:
-        failure = ""
+        causes: list[Cause] = []
         try:
             self._store.write_head(head_of(message, self._hello.engine_id))
+        except SessionNotFoundError:
+            logger.info("a head is dropped: its session was deleted")
         except (SessiondError, OSError) as error:
             logger.warning("a head was not written: %s", error)
-            failure = str(error) or type(error).__name__
-        self._send(protocol.HeadWritten(message.head_id, failure))
+            causes = [cause_of(error)]
+        self._send(protocol.HeadWritten(message.head_id, as_json(causes)))
 
     def _open_load(self, message: protocol.OpenLoad) -> None:
         plan, causes = open_load(self._store, self._fingerprint, message)

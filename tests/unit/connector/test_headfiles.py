@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from sessiond.connector.headbook import HeadBook
+from sessiond.connector.headfiles import HeadFiles
 from sessiond.connector.mover import protocol
 from sessiond.connector.moverwatch import MAX_DEATHS
 from sessiond.domain.reasons import Cause, Reason
@@ -15,10 +17,12 @@ from sessiond.testing.fake_mover import FakeClock, FakeMover, FakeMovers
 from sessiond.testing.fake_scheduler import LIMITS, FakeScheduler, tokens_of
 
 _numbers = itertools.count()
+FULL = Cause(Reason.STORE_FULL)
 
 
-def ask(vllm: FakeScheduler) -> str:
-    ticket = vllm.ticket(TicketOp.HEADS, operation_id=f"heads-{next(_numbers)}")
+def ask(vllm: FakeScheduler, session: str = "") -> str:
+    operation = f"heads-{next(_numbers)}"
+    ticket = vllm.ticket(TicketOp.HEADS, operation_id=operation, session=session)
     return vllm.arrive(ticket, tokens_of(0))
 
 
@@ -41,8 +45,9 @@ def slow(vllm: FakeScheduler) -> FakeScheduler:
     return vllm
 
 
-def write(vllm: FakeScheduler, head: protocol.WriteHead, failure: str = "") -> None:
-    vllm.mover.answer(protocol.HeadWritten(head.head_id, failure))
+def write(vllm: FakeScheduler, head: protocol.WriteHead, *causes: Cause) -> None:
+    told = [dict(cause.as_json()) for cause in causes]
+    vllm.mover.answer(protocol.HeadWritten(head.head_id, told))
 
 
 def test_without_any_head_the_answer_comes_at_once(vllm: FakeScheduler) -> None:
@@ -120,7 +125,7 @@ def test_an_engine_that_does_not_know_itself_says_so(clock: FakeClock) -> None:
 def test_a_head_that_could_not_be_written_is_tried_once_more(slow: FakeScheduler) -> None:
     slow.take_turn(tokens_of(3))
     for head in heads(slow.mover):
-        write(slow, head, "No space left on device")
+        write(slow, head, FULL)
     slow.coordinator.poll()
     request = ask(slow)
     assert not slow.may_match(request)
@@ -133,14 +138,14 @@ def test_one_that_cannot_be_written_at_all_is_told(slow: FakeScheduler) -> None:
     slow.take_turn(tokens_of(3))
     request = ask(slow)
     for head in heads(slow.mover):
-        write(slow, head, "No space left on device")
-    assert answered(slow, request) == (False, ["store_failed"])
+        write(slow, head, FULL)
+    assert answered(slow, request) == (False, ["store_full"])
 
 
 def test_a_newer_head_makes_up_for_one_that_could_not_be_written(slow: FakeScheduler) -> None:
     slow.take_turn(tokens_of(3))
     begun, ended = heads(slow.mover)
-    write(slow, begun, "No space left on device")
+    write(slow, begun, FULL)
     write(slow, ended)
     assert answered(slow, ask(slow)) == (True, [])
 
@@ -167,3 +172,81 @@ def test_nobody_is_held_for_longer_than_others(slow: FakeScheduler, clock: FakeC
     answer = slow.finish(request)
     assert not answer["ok"]
     assert not answer.get("heads_written")
+
+
+def test_a_failure_concerns_its_own_session_and_whoever_asks_for_all(slow: FakeScheduler) -> None:
+    slow.take_turn(tokens_of(3))
+    for head in heads(slow.mover):
+        write(slow, head, FULL)
+    slow.coordinator.poll()
+    asked = [ask(slow, "s-1"), ask(slow, "s-2"), ask(slow)]
+    for head in heads(slow.mover)[2:]:
+        write(slow, head, FULL)
+    assert [answered(slow, request) for request in asked] == [
+        (False, ["store_full"]), (True, []), (False, ["store_full"]),
+    ]  # fmt: skip
+
+
+def test_a_newer_head_that_is_only_on_its_way_makes_up_for_nothing(slow: FakeScheduler) -> None:
+    slow.take_turn(tokens_of(3))
+    request = ask(slow)
+    slow.arrive(slow.ticket(operation_id="op-2"), tokens_of(4))  # the next turn begins
+    begun, ended, _ = heads(slow.mover)
+    write(slow, begun, FULL)
+    write(slow, ended, FULL)
+    assert answered(slow, request) == (False, ["store_full"])
+
+
+def test_somebody_elses_attempt_makes_up_for_nothing_before_it_is_done(
+    slow: FakeScheduler,
+) -> None:
+    slow.take_turn(tokens_of(3))
+    request = ask(slow)
+    for head in heads(slow.mover):
+        write(slow, head, FULL)
+    slow.coordinator.poll()
+    ask(slow)
+    assert answered(slow, request) == (False, ["store_full"])
+
+
+def test_a_failure_is_forgotten_with_its_session(vllm: FakeScheduler) -> None:
+    vllm.mover.writes_heads = False
+    vllm.take_turn(tokens_of(3), session="first")
+    for head in heads(vllm.mover):
+        write(vllm, head, FULL)
+    vllm.coordinator.poll()
+    vllm.mover.writes_heads = True
+    for number in range(4):  # the engine remembers 10,000 tokens
+        vllm.take_turn(tokens_of(1200), session=f"s-{number}")
+    assert answered(vllm, ask(vllm)) == (True, [])
+
+
+def test_a_new_mover_begins_without_failures(slow: FakeScheduler) -> None:
+    slow.take_turn(tokens_of(3))
+    for head in heads(slow.mover):
+        write(slow, head, FULL)
+    slow.coordinator.poll()
+    slow.mover.die()
+    assert answered(slow, ask(slow)) == (True, [])
+
+
+def test_an_answer_that_was_lost_on_the_way_is_made_up_for(slow: FakeScheduler) -> None:
+    slow.take_turn(tokens_of(3))
+    slow.take_turn(tokens_of(3), session="s-2")
+    write(slow, heads(slow.mover)[-1])
+    slow.coordinator.poll()
+    slow.mover.writes_heads = True
+    assert answered(slow, ask(slow)) == (True, [])
+    assert len(heads(slow.mover)) == 5  # the one of s-1 once more
+
+
+def test_where_there_is_no_mover_nothing_is_remembered(clock: FakeClock) -> None:
+    vllm = FakeScheduler(clock)
+    for _ in range(MAX_DEATHS):
+        vllm.mover.die()
+        vllm.coordinator.poll()
+    files = HeadFiles(vllm.coordinator._mover)
+    head = HeadBook("e", 1000).begin_turn(("t", "s"), 0.0)
+    for _ in range(10):
+        files.write(head)
+    assert not files._asked

@@ -351,9 +351,16 @@ def test_a_deleted_session_is_not_revived(local: MoverRig) -> None:
 
 def test_a_head_of_a_deleted_session_is_dropped(local: MoverRig) -> None:
     local.store.delete_session(TENANT, SessionId("s"))
-    local.send(protocol.WriteHead(TENANT, "s", 1, 0, 5.0, []))
-    assert local.open_load("s", HEAD).chunks == []  # it goes on
+    local.send(protocol.WriteHead(TENANT, "s", 1, 0, 5.0, [], head_id=7))
+    # Nobody may ask for it, so it is no failure: that would be told whoever asks for all heads.
+    assert local.wait_for(protocol.HeadWritten) == protocol.HeadWritten(7)
     assert local.store.read_heads(TENANT, SessionId("s")) == []
+
+
+def test_a_head_for_which_there_is_no_room_is_told(local: MoverRig) -> None:
+    leave_no_room(local).fail("rename", errno.ENOSPC, times=99)
+    local.send(protocol.WriteHead(TENANT, "s", 1, 0, 5.0, [], head_id=7))
+    assert reasons(local.wait_for(protocol.HeadWritten).causes) == ["store_full"]
 
 
 def test_chunks_of_another_adapter_are_not_shared(local: MoverRig) -> None:
