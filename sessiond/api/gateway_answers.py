@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 _EVENT_STREAM: Final = b"text/event-stream"
 _UNKNOWN: Final = "unknown"
 _END_OF_EVENT: Final = b"\n\n"
+#: vLLM sends these events of a response before its engine has the request.
+_OPENS: Final = re.compile(rb"^event: response\.(created|in_progress)\r?$", re.MULTILINE)
 
 
 async def send_answer(passed: Passed, results: TurnResults, send: Send) -> None:
@@ -49,7 +52,8 @@ async def _send_parts(passed: Passed, results: TurnResults, send: Send) -> None:
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     end = b""
     async for chunk in answer.chunks():
-        passed.restoring.close()
+        if not _OPENS.search(chunk):
+            passed.restoring.close()
         await send({"type": "http.response.body", "body": chunk, "more_body": True})
         end = (end + chunk)[-len(_END_OF_EVENT) :]
     last = b""
@@ -61,7 +65,9 @@ async def _send_parts(passed: Passed, results: TurnResults, send: Send) -> None:
 async def _send_whole(passed: Passed, results: TurnResults, send: Send) -> None:
     """Send an answer that is not streamed: what became of the turn comes before its body."""
     passage, answer = passed.passage, passed.answer
-    data, outcome = await results.answered(passage, await answer.read())
+    data = await answer.read()
+    passed.restoring.close()
+    data, outcome = await results.answered(passage, data)
     outcome = outcome or await results.recorded(passage)
     headers = [
         *answered_headers(answer.headers),

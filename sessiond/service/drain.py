@@ -110,6 +110,7 @@ class Drainer:
         scan = DrainScan(self._context, self._snapshots, engine_id)
         checks = Checks(
             doubt=partial(self._doubt, tenant, engine_id),
+            sent=partial(self._context.on_the_way.count, engine_id),
             is_wanted=partial(self._is_wanted, engine_id),
         )
         run = DrainRun(self._context, self._lifecycle, self._operations, scan, checks)
@@ -126,9 +127,11 @@ class Drainer:
         engine = await self._context.engines.get(engine_id)
         if self._context.on_the_way.is_any(engine_id):
             return Cause(Reason.TURN_IN_FLIGHT, "sent to the engine, and not begun there")
-        if engine.tier_off and not engine.is_pending:
-            return None  # it stores nothing, whatever it has
-        return await self._settler.settle(tenant, SessionId(""), engine)
+        doubt = await self._settler.settle(tenant, SessionId(""), engine)
+        is_silent = doubt is not None and doubt.reason is Reason.HEAD_UNCONFIRMED
+        if is_silent and engine.tier_off and not engine.is_pending:
+            return None  # as one that is asleep: it had nothing any more when it fell asleep
+        return doubt
 
     async def _is_wanted(self, engine_id: str) -> bool:
         """Whether a run goes on. One that does not is not joined any more.

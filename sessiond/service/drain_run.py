@@ -15,15 +15,14 @@ from sessiond.domain.errors import (
     SessiondError,
     TurnInFlightError,
 )
-from sessiond.domain.reasons import EXPLANATIONS, Reason
+from sessiond.domain.reasons import EXPLANATIONS, Cause, Reason
 from sessiond.domain.session import OperationStatus
 from sessiond.service.drain_failures import Failures
-from sessiond.service.lifecycle import SuspendBy
+from sessiond.service.suspend_plans import SuspendBy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from sessiond.domain.reasons import Cause
     from sessiond.service.context import Context
     from sessiond.service.drain_scan import Checks, DrainScan, Found
     from sessiond.service.lifecycle import Lifecycle
@@ -62,7 +61,8 @@ class DrainRun:
         self._begun: set[Key] = set()  # their suspend has told of no success
         self._heard_of: set[Key] = set()  # since the look that goes on
         self._doubt: Cause | None = None  # as of the newest look everywhere
-        self._is_settled = self._is_done = self._engine_ended = False
+        self._settled_at: int | None = None  # turns sent before all was known that was not at work
+        self._is_done = self._engine_ended = False
 
     async def run(self) -> None:
         """Suspend until nothing is left that can be stored, or the end has come.
@@ -89,8 +89,13 @@ class DrainRun:
             saved=tuple(one for one in self._saved.values() if one.key not in missing),
             unsaved=tuple(map(self._unsaved, order)),
             seconds=monotonic() - self._began_s,
-            causes=(self._doubt,) if self._doubt and not self._is_done else (),
+            causes=self._doubts(missing),
         )
+
+    def _doubts(self, missing: Mapping[Key, AtRisk]) -> tuple[Cause, ...]:
+        if self._is_done or (missing and self._doubt is None):
+            return ()
+        return (self._doubt or Cause(Reason.HEAD_UNCONFIRMED),)
 
     async def _run(self) -> None:
         await self._look(self._scan.everywhere)
@@ -106,8 +111,9 @@ class DrainRun:
         if due or self._at_work:
             await self._store_all(most_valuable_first(due, self._context.now()))
         elif any(map(self._failures.is_waiting, self._left)):
+            self._settled_at = None  # other turns may end meanwhile
             await asyncio.sleep(self._context.limits.poll_s)
-        elif self._is_settled:
+        elif self._settled_at == self._checks.sent():
             self._is_done = True
             return
         else:
@@ -117,7 +123,7 @@ class DrainRun:
 
     async def _store_all(self, order: list[AtRisk]) -> None:
         """Begin to store all of them, some at a time; do not wait long for the last ones."""
-        self._is_settled = False
+        self._settled_at = None
         for one in order:
             while len(self._at_work) >= max(1, self._context.limits.sweep_concurrency):
                 await self._wait_for_one(min(self._pause_s, self.end_s - monotonic()))
@@ -146,9 +152,10 @@ class DrainRun:
         """
         if self._doubt is not None:
             await asyncio.sleep(self._context.limits.poll_s)
+        sent = self._checks.sent()
         self._doubt = await self._checks.doubt()
         await self._look(self._scan.everywhere)
-        self._is_settled = self._doubt is None
+        self._settled_at = sent if self._doubt is None else None
 
     async def _look_again(self) -> None:
         await self._look(partial(self._scan.among, [one.key for one in self._left]))

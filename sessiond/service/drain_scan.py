@@ -37,6 +37,7 @@ class Checks:
     """What a drain asks again and again."""
 
     doubt: Callable[[], Awaitable[Cause | None]]  #: why the engine may have more than it tells
+    sent: Callable[[], int]  #: how many turns were on their way to it, ever
     is_wanted: Callable[[], Awaitable[bool]]  #: whether it is still to be drained
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from enum import Enum, auto
 from functools import partial
 from typing import TYPE_CHECKING, Unpack
 
@@ -21,7 +20,7 @@ from sessiond.service.restoring import Restorer
 from sessiond.service.resume import Prospect, Resumer
 from sessiond.service.storing import Storing
 from sessiond.service.suspend import Suspender
-from sessiond.service.suspend_plans import Plan
+from sessiond.service.suspend_plans import Plan, SuspendBy
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -38,14 +37,6 @@ _log = logging.getLogger(__name__)
 
 #: What an operation is to be, and its work.
 _Begun = tuple[Claim, Work]
-
-
-class SuspendBy(Enum):
-    """Who wants a session to be suspended."""
-
-    CLIENT = auto()  #: who may just have got the answer of a turn
-    SWEEP = auto()  #: nobody; the session has been idle for long
-    DRAIN = auto()  #: which looks again when the engine has told of all that has ended there
 
 
 class Lifecycle:
@@ -96,9 +87,9 @@ class Lifecycle:
         :raises TierOffError: the engine keeps nothing.
         :raises UnavailableError: no engine runs, and there is no snapshot either.
         :raises OperationInProgressError: an operation of another kind holds the session, or a
-            suspend that does something else about evicted KV.
+            suspend that does something else about evicted KV, or began before the newest turn.
         """
-        wanted = claim(tenant, session_id, OperationKind.SUSPEND)
+        wanted = claim(tenant, session_id, OperationKind.SUSPEND, self._context.now())
 
         async def begin() -> _Begun:
             session = await self._catalogue.get(tenant, session_id)
@@ -106,7 +97,8 @@ class Lifecycle:
             plan = await self._suspender.plan(session, on_evicted, asks=asks)
             await self._note_turn(session)
             await self._worth.check(plan, by_sweep=by is SuspendBy.SWEEP)
-            return replace(wanted, on_evicted=plan.on_evicted), partial(self._suspend, plan)
+            made = replace(wanted, on_evicted=plan.on_evicted, changed_unix_s=plan.source_unix_s)
+            return made, partial(self._suspend, plan)
 
         return await self._once(wanted, key, begin, on_evicted)
 

@@ -39,11 +39,16 @@ class Claim:
     kind: OperationKind
     operation_id: OperationId
     on_evicted: OnEvicted | None = None  #: of a suspend; only one that does the same is joined
+    made_unix_s: float = 0.0  #: before anything was looked at for it
+    #: When that changed which it is to store: one that looked before is not joined. 0: never.
+    changed_unix_s: float = 0.0
 
 
-def claim(tenant: TenantId, session_id: SessionId, kind: OperationKind) -> Claim:
-    """Return a claim with a fresh operation id."""
-    return Claim(tenant, session_id, kind, new_operation_id())
+def claim(
+    tenant: TenantId, session_id: SessionId, kind: OperationKind, made_unix_s: float = 0.0
+) -> Claim:
+    """Return a claim with a fresh operation id; *made_unix_s* is 0 if it is begun at once."""
+    return Claim(tenant, session_id, kind, new_operation_id(), made_unix_s=made_unix_s)
 
 
 def begun(context: Context, wanted: Claim) -> Operation:
@@ -57,7 +62,7 @@ def begun(context: Context, wanted: Claim) -> Operation:
         status=OperationStatus.RUNNING,
         owner=context.owner,
         lease_until_unix_s=now + context.limits.lease_s,
-        created_unix_s=now,
+        created_unix_s=wanted.made_unix_s or now,
         finished_unix_s=None,
         result=None,
         on_evicted=wanted.on_evicted,
@@ -150,6 +155,8 @@ class Operations:
         if running.on_evicted is not wanted.on_evicted:
             other = running.on_evicted or "unknown"
             raise OperationInProgressError(f"A suspend whose 'on_evicted' is {other} runs already.")
+        if running.created_unix_s <= wanted.changed_unix_s:
+            raise OperationInProgressError("A suspend of what was there before runs already.")
         return running
 
     async def _drive(self, operation: Operation, work: Work) -> None:

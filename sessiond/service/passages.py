@@ -1,4 +1,4 @@
-"""Turns that this daemon has sent to engines, which may not have begun them yet."""
+"""Turns for which this daemon has chosen an engine, which may not have begun them yet."""
 
 from __future__ import annotations
 
@@ -15,17 +15,23 @@ class OnTheWay:
 
     def __init__(self) -> None:
         self._sent: Counter[str] = Counter()
+        self._count: Counter[str] = Counter()
 
     @contextmanager
     def to(self, engine_id: str) -> Iterator[None]:
         """Count one more as long as the context lasts."""
         self._sent[engine_id] += 1
+        self._count[engine_id] += 1
         try:
             yield
         finally:
             self._sent[engine_id] -= 1
             if not self._sent[engine_id]:
                 del self._sent[engine_id]
+
+    def count(self, engine_id: str) -> int:
+        """Return how many were ever on their way to this engine."""
+        return self._count[engine_id]
 
     def is_any(self, engine_id: str) -> bool:
         """Whether a turn is on its way to this engine."""

@@ -135,7 +135,7 @@ class Resumer:
         session, sight, manifest = survey.session, survey.sight, survey.readable.manifest
         wanted = session.model if model is None else model
         if engine is None:
-            here = self._believed(session, sight)
+            here = sight.presence.engine_id if sight.presence else ""
             known = manifest if wanted == session.model else None
             live = [one for one in sight.live if where.allows(one)]
             engine = await self._context.engines.choose(wanted, here, known, live, loading=manifest)
@@ -144,16 +144,3 @@ class Resumer:
         adapter = adapter_for(engine, wanted, manifest if model is None else None)
         found = check(manifest, engine, adapter) if manifest else None
         return Prospect(session, sight, engine, survey.readable, found, adapter)
-
-    def _believed(self, session: Session, sight: Sight) -> str:
-        """Return the id of the engine that should have the session's KV; empty: none.
-
-        The newest ticket's turn may be there already, although no head tells of it yet.
-        """
-        presence = sight.presence
-        key, now_unix_s = (session.tenant, session.session_id), self._context.now()
-        given = self._context.watchlist.tickets(key, now_unix_s)
-        since_unix_s = presence.idle_since_unix_s if presence else 0.0
-        if given and given[-1].given_unix_s > since_unix_s:
-            return given[-1].engine_id
-        return presence.engine_id if presence else ""

@@ -49,15 +49,14 @@ class Settler:
 
         :param asks: whether engines that may have a newer one are asked first. Those are the one
             that wrote it, and all that tickets were given for which are still valid; a ticket of
-            before this daemon's start is not known.
+            another daemon, or of before this one's start, is not known.
         :raises TurnInFlightError: a turn is running, and still is after half a second.
         """
-        key = session.tenant, session.session_id
         sight = await self._context.blocking(self._context.engines.see, session)
         doubt = None
         if asks:
             doubts = await asyncio.gather(
-                *(self.settle(*key, engine) for engine in self._asked(session, sight))
+                *(self._doubt(session, engine) for engine in self._asked(session, sight))
             )
             doubt = next(filter(None, doubts), None)
             sight = await self._context.blocking(self._context.engines.see, session)
@@ -83,14 +82,19 @@ class Settler:
             return None
         return next(iter(answer.causes), Cause(Reason.HEAD_UNCONFIRMED))
 
+    async def _doubt(self, session: Session, engine: EngineInfo) -> Cause | None:
+        doubt = await self.settle(session.tenant, session.session_id, engine)
+        if doubt is not None and doubt.reason is Reason.HEAD_UNCONFIRMED:
+            return engine.tier_cause or doubt  # it may be asleep
+        return doubt
+
     def _asked(self, session: Session, sight: Sight) -> list[EngineInfo]:
         key = session.tenant, session.session_id
-        tickets = self._context.watchlist.tickets(key, self._context.now())
+        tickets = self._context.watchlist.tickets(key, self._context.now(), session.created_unix_s)
         names = {ticket.engine_id for ticket in tickets}
         if sight.located is not None:
             names.add(sight.located.engine.engine_id)
-        # One whose tier is off stores nothing, whatever it has; it may be asleep, too.
-        return [one for one in sight.live if one.engine_id in names and not one.tier_off]
+        return [one for one in sight.live if one.engine_id in names]
 
     async def _ended(self, session: Session, located: Located | None) -> Located | None:
         """Wait for a turn in flight: its client may have stopped it a moment ago."""

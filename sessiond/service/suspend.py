@@ -97,11 +97,11 @@ class Suspender:
         newest = (await self._snapshots.newest_readable(session)).manifest
         covered = await self._covered(located, newest) if located else None
         if located is None or covered is None:
-            plan = Plan(session, newest, None, on_evicted=policy, causes=doubts)
+            plan = Plan(session, newest, None, on_evicted=policy, doubts=doubts)
             return await self._without_head(plan)
         if covered.is_side_call:
             aside = (Cause(Reason.SIDE_CALL),)
-            return Plan(session, newest, None, on_evicted=policy, causes=aside)
+            return Plan(session, newest, None, on_evicted=policy, causes=aside, doubts=doubts)
         if covered.tokens == 0:
             raise error_of(doubts) if doubts else NothingToSuspendError
         off = located.engine.tier_cause
@@ -110,7 +110,7 @@ class Suspender:
         source = Source(located, covered.branch, covered.tokens)
         if source.hindrance is not None:
             raise error_of((source.hindrance,))
-        return Plan(session, newest, source, covered.kept_tokens, policy, doubts)
+        return Plan(session, newest, source, covered.kept_tokens, policy, doubts=doubts)
 
     async def perform(self, plan: Plan) -> SuspendReport:
         """Do what was planned; what a round has stored stays stored whatever happens later.
@@ -121,7 +121,7 @@ class Suspender:
         started_s = monotonic()
         if plan.source is None or plan.kept_tokens >= plan.source.tokens:
             return report_newest(plan, plan.causes)
-        progress = begin(plan.source, plan.kept_tokens, plan.on_evicted)
+        progress = begin(plan)
         source = plan.source
         while not progress.done:
             if progress.head_is_stale:
@@ -146,7 +146,7 @@ class Suspender:
             engine = await self._context.engines.choose(plan.session.model)  # names what is missing
             if engine.tier_cause is not None:
                 raise tier_error(engine.tier_cause)
-            raise error_of(plan.causes) if plan.causes else NothingToSuspendError
+            raise error_of(plan.doubts) if plan.doubts else NothingToSuspendError
         if await self._context.engines.is_pending(plan.session.model):
             # It may have a newer head that it cannot tell of yet.
             raise IdentityPendingError(causes=(Cause(Reason.IDENTITY_PENDING),))
@@ -159,7 +159,7 @@ class Suspender:
         fresh = await self.plan(plan.session, plan.on_evicted)
         if fresh.source is None:
             return source, progress
-        return fresh.source, moved_on(progress, fresh.source, fresh.kept_tokens)
+        return fresh.source, moved_on(progress, fresh)
 
     async def _brought_back(self, plan: Plan, source: Source, progress: Progress) -> Progress:
         """Load what the newest snapshot has, so that only what no snapshot has is computed."""

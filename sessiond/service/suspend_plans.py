@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from sessiond.domain.errors import SuspendSkippedError
@@ -19,6 +20,14 @@ if TYPE_CHECKING:
     from sessiond.domain.session import Session
     from sessiond.domain.snapshot import Manifest, SnapshotSummary
     from sessiond.service.engines import Located
+
+
+class SuspendBy(Enum):
+    """Who wants a session to be suspended."""
+
+    CLIENT = auto()  #: who may just have got the answer of a turn
+    SWEEP = auto()  #: nobody; the session has been idle for long
+    DRAIN = auto()  #: which looks again when the engine has told of all that has ended there
 
 
 @dataclass(frozen=True)
@@ -74,32 +83,41 @@ class Plan:
     source: Source | None  #: ``None``: no live engine has more than the snapshot
     kept_tokens: int = 0  #: of the source, in the newest snapshot already
     on_evicted: OnEvicted = OnEvicted.PREFIX
-    #: Why there is no source, though an engine has KV; or why there may be a newer one.
-    causes: tuple[Cause, ...] = ()
+    causes: tuple[Cause, ...] = ()  #: why there is no source, though an engine has KV
+    doubts: tuple[Cause, ...] = ()  #: why an engine may have more than its heads tell of
+
+    @property
+    def source_unix_s(self) -> float:
+        """When the source became what it is; 0 without one."""
+        return self.source.located.head.updated_unix_s if self.source else 0.0
 
 
-def begin(source: Source, kept: int, on_evicted: OnEvicted = OnEvicted.PREFIX) -> Progress:
-    """Return the state before the first round; *kept* tokens are in a snapshot already."""
-    first, then = stops(source, kept)
+def begin(plan: Plan) -> Progress:
+    """Return the state before the first round of a plan that has a source."""
+    assert plan.source is not None
+    first, then = stops(plan.source, plan.kept_tokens)
     return Progress(
-        chunk_tokens=source.located.engine.chunk_tokens,
+        chunk_tokens=plan.source.located.engine.chunk_tokens,
         asked_tokens=first,
-        kept_tokens=kept,
+        kept_tokens=plan.kept_tokens,
         then_tokens=then,
-        source_tokens=source.tokens,
-        on_evicted=on_evicted,
+        source_tokens=plan.source.tokens,
+        on_evicted=plan.on_evicted,
+        doubts=plan.doubts,
     )
 
 
-def moved_on(progress: Progress, source: Source, kept: int) -> Progress:
+def moved_on(progress: Progress, plan: Plan) -> Progress:
     """Return the state before a round for another head than the last one was for."""
-    first, then = stops(source, kept)
+    assert plan.source is not None
+    first, then = stops(plan.source, plan.kept_tokens)
     return replace(
         progress,
         asked_tokens=first,
         then_tokens=then,
-        source_tokens=source.tokens,
-        kept_tokens=kept,
+        source_tokens=plan.source.tokens,
+        kept_tokens=plan.kept_tokens,
+        doubts=plan.doubts,
         # What was gone of the last head, the turn that moved on has most likely computed again.
         trimmed=(),
         recomputes=False,
@@ -142,7 +160,7 @@ def report(source: Source, progress: Progress, seconds: float) -> SuspendReport:
         ),
         rounds=progress.rounds,
         missing_tokens=max(0, source.tokens - best.tokens_restorable),
-        causes=progress.causes,
+        causes=(*progress.causes, *progress.doubts),
         seconds=seconds,
         evicted_tokens=progress.evicted_tokens,
         recomputed_tokens=progress.recomputed_tokens,
@@ -174,7 +192,7 @@ def report_newest(plan: Plan, causes: tuple[Cause, ...], evicted_tokens: int = 0
         snapshot=_nothing_new(known),
         rounds=0,
         missing_tokens=plan.source.tokens - plan.kept_tokens if plan.source else 0,
-        causes=causes,
+        causes=(*causes, *plan.doubts),
         seconds=0.0,
         evicted_tokens=evicted_tokens,
     )

@@ -93,6 +93,7 @@ class Progress:
     available_tokens: int = 0  #: still in the engine when something was found to be gone
     evicted_tokens: int = 0  #: of the head, gone, and in no snapshot
     recomputed_tokens: int = 0
+    doubts: tuple[Cause, ...] = ()  #: why an engine may have more than this is about
     done: bool = False
 
     @property

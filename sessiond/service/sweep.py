@@ -21,8 +21,8 @@ from sessiond.domain.errors import (
 )
 from sessiond.domain.reasons import Reason
 from sessiond.domain.session import OperationStatus, SessionState
-from sessiond.service.lifecycle import SuspendBy
 from sessiond.service.reports import first_reason, lacks_only_evicted, new_bytes
+from sessiond.service.suspend_plans import SuspendBy
 from sessiond.service.sweep_admission import Admission, Hold
 from sessiond.service.sweep_ledger import Ledger
 

@@ -93,17 +93,22 @@ class Turns:
         :raises UnavailableError: no engine can serve it.
         """
         survey = await self._context.blocking(self._survey, tenant, session_id)
-        if chat is not None and await self._has_settled(survey):
+        if await self._has_settled(survey, where, continues=chat is not None):
             survey = await self._context.blocking(self._survey, tenant, session_id)
         session = survey.session
         self._catalogue.trail.note_soon(session, survey.sight.presence)
         prospect = await self._resumer.judge(survey, model or session.model, where=where)
+        with self._context.on_the_way.to(prospect.engine.engine_id):
+            return await self._ticket(prospect, chat)
+
+    async def _ticket(self, prospect: Prospect, chat: Chat | None) -> TurnTicket:
+        session = prospect.session
         decision = await self._warm_plans.decide(prospect)
         purpose = _purpose(prospect, decision)
         permit = self._context.signer.turn(purpose, self._context.now())
         self._planner.begin(permit.operation_id, prospect, decision)
         until_unix_s = permit.expires_unix_s + CLOCK_SLACK_S
-        key, plan = (tenant, session_id), plan_of(prospect, decision)
+        key, plan = (session.tenant, session.session_id), plan_of(prospect, decision)
         computed = decision.plan if plan is TurnPlan.RECOMPUTE else None
         self._planner.computes(permit.operation_id, prospect, computed)
         engine_id, turn_id = prospect.engine.engine_id, permit.operation_id
@@ -127,17 +132,21 @@ class Turns:
         # One way to a thread and back: each of several would cost as much as what it does.
         return self._resumer.survey(*self._catalogue.look_now(tenant, session_id))
 
-    async def _has_settled(self, survey: Survey) -> bool:
-        """Whether there is more to see, now that its engine has told of the newest turn.
+    async def _has_settled(self, survey: Survey, where: Where, *, continues: bool) -> bool:
+        """Whether there is more to see, now that an engine has told of the newest ticket's turn.
 
-        To continue with the tokens of an earlier turn would be to compute the newest again.
+        It is asked if that may change where the next turn goes, or what it continues.
         """
-        session, sight = survey.session, survey.sight
-        key = session.tenant, session.session_id
-        given = self._context.watchlist.tickets(key, self._context.now())
-        if not given or (sight.presence is not None and _tells_of(sight.presence, given[-1])):
+        session, presence = survey.session, survey.sight.presence
+        key, now_unix_s = (session.tenant, session.session_id), self._context.now()
+        given = self._context.watchlist.tickets(key, now_unix_s, session.created_unix_s)
+        if not given or (presence is not None and _tells_of(presence, given[-1])):
             return False
-        engine = next((one for one in sight.live if one.engine_id == given[-1].engine_id), None)
+        name = given[-1].engine_id
+        if presence is not None and presence.engine_id == name and not continues:
+            return False
+        allowed = (one for one in survey.sight.live if where.allows(one))
+        engine = next((one for one in allowed if one.engine_id == name), None)
         return engine is not None and await self._settler.settle(*key, engine) is None
 
     async def _continued(self, prospect: Prospect, chat: Chat) -> Continuation:

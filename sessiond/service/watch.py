@@ -43,14 +43,21 @@ class Watchlist:
     def expect_turn(self, key: Key, ticket: GivenTicket) -> None:
         """Watch a session that has got a ticket, as long as that is valid."""
         self.add(key, ticket.until_unix_s)
-        given = self._tickets.setdefault(key, {})
-        given.pop(ticket.engine_id, None)
-        given[ticket.engine_id] = ticket
+        valid = self._valid(key, ticket.given_unix_s)
+        others = {name: other for name, other in valid.items() if name != ticket.engine_id}
+        self._tickets[key] = {**others, ticket.engine_id: ticket}
 
-    def tickets(self, key: Key, now_unix_s: float) -> list[GivenTicket]:
-        """Return the newest valid ticket for each engine, used or not; the newest of all last."""
-        given = self._tickets.get(key, {}).values()
-        return [ticket for ticket in given if ticket.until_unix_s > now_unix_s]
+    def tickets(self, key: Key, now_unix_s: float, since_unix_s: float = 0.0) -> list[GivenTicket]:
+        """Return the newest valid ticket for each engine, used or not; the newest of all last.
+
+        :param since_unix_s: when the session was made; earlier ones are for another of its id
+        """
+        valid = self._valid(key, now_unix_s).values()
+        return [ticket for ticket in valid if ticket.given_unix_s >= since_unix_s]
+
+    def _valid(self, key: Key, now_unix_s: float) -> dict[str, GivenTicket]:
+        given = self._tickets.get(key, {})
+        return {name: one for name, one in given.items() if one.until_unix_s > now_unix_s}
 
     def is_expected(self, key: Key, now_unix_s: float) -> bool:
         """Whether somebody may still hold a valid ticket for a turn of the session."""

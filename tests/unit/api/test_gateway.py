@@ -115,6 +115,11 @@ async def until(condition: Callable[[], bool | Awaitable[bool]]) -> None:
             await asyncio.sleep(0.01)
 
 
+def turns_of(engine: FakeEngine) -> int:
+    """Return how many turns an engine has seen."""
+    return sum(seen.op != "heads" for seen in engine.seen)
+
+
 async def events(world: World) -> list[Event]:
     return await world.services.catalogue.events(DEFAULT_TENANT, AGENT, 0, 100)
 
@@ -294,7 +299,7 @@ async def test_a_turn_counts_as_a_restore_until_its_first_token(
         loads = fresh.faults.gates["turn"] = asyncio.Event()
         holds = fresh.openai.faults.hold = asyncio.Event()
         hung_up = asyncio.create_task(gate.post(COMPLETIONS, json=body_of(), headers=OURS))
-        await until(lambda: len(fresh.seen) == 1)
+        await until(lambda: turns_of(fresh) == 1)
         assert is_restoring()
         hung_up.cancel()
         await asyncio.gather(hung_up, return_exceptions=True)
@@ -306,7 +311,7 @@ async def test_a_turn_counts_as_a_restore_until_its_first_token(
                 stream=True,
             )
         )
-        await until(lambda: len(fresh.seen) == 2)
+        await until(lambda: turns_of(fresh) == 2)
         assert is_restoring()
         loads.set()
         answer = await begun
@@ -348,7 +353,7 @@ async def test_a_turn_counts_as_the_engine_s_work_until_it_has_ended(
     async with engine_that_computes(world, engine, gate) as fresh:
         begins = fresh.faults.gates["turn"] = asyncio.Event()
         turn = asyncio.create_task(gate.post(COMPLETIONS, json=body_of(), headers=OURS))
-        await until(lambda: len(fresh.seen) == 1)
+        await until(lambda: turns_of(fresh) == 1)
         assert busy_s(world, fresh) > 0.0
         begins.set()
         await turn
@@ -396,7 +401,7 @@ async def test_two_first_turns_at_once_both_succeed(
     posts = [
         asyncio.create_task(gate.post(COMPLETIONS, json=body_of(), headers=OURS)) for _ in range(4)
     ]
-    await until(lambda: len(engine.seen) == 4)
+    await until(lambda: turns_of(engine) == 4)
     engine.faults.gates["turn"].set()
     answers = await asyncio.gather(*posts)
     assert [answer.status_code for answer in answers] == [200] * 4
@@ -413,7 +418,7 @@ async def test_turns_that_run_at_once_never_get_each_others_outcome(
         asyncio.create_task(stream(gate, COMPLETIONS, body_of(length), **OURS))
         for length in (100, 200, 300)
     ]
-    await until(lambda: len(engine.seen) == 4)
+    await until(lambda: turns_of(engine) == 4)
     engine.openai.faults.hold.set()
     told = [comment for _, comment in await asyncio.gather(*turns)]
     assert len({one["turn_id"] for one in told}) == 3
@@ -583,7 +588,7 @@ async def test_an_engine_that_dies_before_its_answer_is_lost(
 ) -> None:
     engine.faults.gates["turn"] = asyncio.Event()
     turn = asyncio.create_task(gate.post(COMPLETIONS, json=body_of(), headers=OURS))
-    await until(lambda: len(engine.seen) == 1)
+    await until(lambda: turns_of(engine) == 1)
     engine.openai.cut()
     answer = await turn
     engine.faults.gates["turn"].set()
@@ -631,7 +636,7 @@ async def test_a_client_that_hangs_up_before_any_answer_ends_its_request(
 ) -> None:
     engine.faults.hangs = {"turn"}
     turn = asyncio.create_task(gate.post(COMPLETIONS, json=body_of(stream=streamed), headers=OURS))
-    await until(lambda: len(engine.seen) == 1)
+    await until(lambda: turns_of(engine) == 1)
     turn.cancel()
     await until(lambda: engine.aborted == ["turn"])
 

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
+import threading
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -195,10 +197,87 @@ async def test_an_engine_that_does_not_know_itself_yet_is_not_drained(
     )
 
 
-async def test_an_engine_that_keeps_nothing_is_not_asked(world: World, engine: FakeEngine) -> None:
-    engine.update(tier_off="asleep", tier_off_reason="tier_off")
+async def test_an_engine_that_sleeps_has_nothing(tmp_path: Path) -> None:
+    async with open_world(tmp_path, limits=replace(PATIENT, heads_settle_s=0.05)) as world:
+        engine = world.start_engine()
+        await used(world, A)
+        engine.reset()
+        engine.faults.hangs.add("heads")
+        assert (await drain(world, engine)).complete
+
+
+async def test_what_an_engine_without_a_mover_has_is_not_known(
+    world: World, engine: FakeEngine
+) -> None:
+    engine.update(tier_off="5 times", tier_off_reason="mover_failed")
+    engine.faults.refusals["heads"] = Reason.MOVER_FAILED
+    told = await drain(world, engine, 0.3)
+    assert (told.complete, [cause.reason for cause in told.causes]) == (
+        False,
+        [Reason.MOVER_FAILED],
+    )
+
+
+async def test_a_turn_that_ends_while_another_one_is_waited_for_is_stored(
+    world: World, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.create(A)
+    await world.create(B)
+    gate = engine.faults.gates["heads"] = asyncio.Event()
+    waits, loop, among = asyncio.Event(), asyncio.get_running_loop(), DrainScan.among
+
+    def noted(self: DrainScan, keys: Iterable[Key]) -> Found:
+        keys = list(keys)
+        if keys == [(DEFAULT_TENANT, A)]:
+            loop.call_soon_threadsafe(waits.set)
+        return among(self, keys)
+
+    draining = asyncio.create_task(drain(world, engine))
+    async with asyncio.timeout(LONG_S):
+        while not engine.seen:
+            await asyncio.sleep(0.005)
+        engine.begin_turn(DEFAULT_TENANT, A)
+        gate.set()
+        monkeypatch.setattr(DrainScan, "among", noted)
+        await waits.wait()  # the engine has told, and A's turn is waited for
+        await world.turn(B, text(100))
+        engine.end_turn(DEFAULT_TENANT, A)
+        assert saved(await draining) == {B: 96}
+
+
+async def test_a_turn_that_is_sent_during_the_last_look_is_stored(
+    world: World, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.create(A)
+    looked, goes_on, looks = threading.Event(), threading.Event(), itertools.count(1)
+    everywhere = DrainScan.everywhere
+
+    def slow(self: DrainScan) -> Found:
+        found = everywhere(self)
+        if next(looks) == 2:
+            looked.set()
+            assert goes_on.wait(LONG_S)
+        return found
+
+    monkeypatch.setattr(DrainScan, "everywhere", slow)
+    draining = asyncio.create_task(drain(world, engine))
+    async with asyncio.timeout(LONG_S):
+        while not looked.is_set():
+            await asyncio.sleep(0.005)
+        await world.turn(A, text(100))
+        goes_on.set()
+        assert saved(await draining) == {A: 96}
+
+
+async def test_when_time_is_up_before_the_engine_has_told_that_is_said(
+    world: World, engine: FakeEngine
+) -> None:
     engine.faults.hangs.add("heads")
-    assert (await drain(world, engine)).complete
+    told = await drain(world, engine, 0.2)
+    assert (told.complete, [cause.reason for cause in told.causes]) == (
+        False,
+        [Reason.HEAD_UNCONFIRMED],
+    )
 
 
 async def test_a_turn_that_is_on_its_way_to_the_engine_is_waited_for(

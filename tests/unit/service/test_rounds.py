@@ -20,8 +20,8 @@ from sessiond.engine.pairs import ResumeResult
 from sessiond.service import resume_rounds, suspend_rounds
 from sessiond.service.engines import Located
 from sessiond.service.judge import conclude, movable_tokens, storable_tokens
-from sessiond.service.suspend_plans import Source, begin, moved_on, stops
-from sessiond.testing.values import a_summary, an_engine
+from sessiond.service.suspend_plans import Plan, Source, begin, moved_on, stops
+from sessiond.testing.values import a_session, a_summary, an_engine
 
 CHUNK = 16
 MANY = 10_000
@@ -133,13 +133,15 @@ def test_what_was_gone_of_a_head_is_not_said_of_the_next_one() -> None:
     branch = Branch(token_ids(range(6 * CHUNK)), "", "", 0.0, TurnSplit(prompt_tokens=6 * CHUNK))
     head = Head(DEFAULT_TENANT, SessionId("s"), engine.engine_id, 1, 0, 0.0, (branch,))
     source = Source(Located(engine, head), branch, 6 * CHUNK)
-    progress = begin(source, 0, OnEvicted.RECOMPUTE)
+    session = a_session("s")
+    plan = Plan(session, None, source, 0, OnEvicted.RECOMPUTE)
+    progress = begin(plan)
     for reason in (Reason.KV_EVICTED, Reason.HEAD_STALE):
         end = suspend_rounds.RoundEnd(None, (Cause(reason),), 2 * CHUNK)
         progress = suspend_rounds.after_round(progress, end, MANY)
     assert (progress.evicted_tokens, progress.recomputes) == (4 * CHUNK, True)
     assert progress.head_is_stale
-    progress = moved_on(progress, source, 0)
+    progress = moved_on(progress, plan)
     stored = suspend_rounds.RoundEnd(a_summary(tokens_restorable=6 * CHUNK), ())
     assert (progress.evicted_tokens, progress.recomputes) == (0, False)
     progress = suspend_rounds.after_round(progress, stored, MANY)

@@ -12,7 +12,9 @@ from sessiond.domain.errors import (
     IdentityPendingError,
     NoEngineError,
     NothingToSuspendError,
+    OperationInProgressError,
     SessionNotFoundError,
+    TierOffError,
     TurnInFlightError,
 )
 from sessiond.domain.ids import DEFAULT_TENANT, SessionId
@@ -176,11 +178,82 @@ async def test_that_nothing_is_there_is_not_told_on_a_guess(
     assert [cause.reason for cause in raised.value.causes] == [Reason.HEAD_UNCONFIRMED]
 
 
-async def test_an_engine_that_keeps_nothing_is_not_asked(world: World, engine: FakeEngine) -> None:
+async def test_of_an_engine_that_keeps_nothing_and_is_asleep_that_is_told(
+    world: World, engine: FakeEngine
+) -> None:
     report(await world.suspend())
     engine.update(tier_off="asleep")
     engine.faults.hangs.add("heads")
-    assert reasons(report(await world.suspend())) == []
+    assert reasons(report(await world.suspend())) == ["tier_off"]
+
+
+async def test_a_turn_that_is_not_kept_is_known_although_its_head_is_late(
+    world: World, engine: FakeEngine
+) -> None:
+    report(await world.suspend())
+    engine.update(tier_off="mover failed", tier_off_reason="mover_failed")
+    engine.faults.late_heads = True
+    await world.turn(AGENT, text(100) + text(60, seed=3))
+    with pytest.raises(TierOffError):
+        await world.suspend()
+
+
+async def test_of_a_turn_in_an_engine_that_does_not_know_itself_yet_that_is_told(
+    world: World, engine: FakeEngine
+) -> None:
+    report(await world.suspend())
+    world.store.drains.mark(engine.info.engine_id, {})
+    pending = world.start_engine("pending")
+    pending.update(tier_off="16 GB", tier_off_reason="identity_pending")
+    pending.faults.late_heads = True
+    pending.faults.refusals["heads"] = Reason.IDENTITY_PENDING
+    where = Where(only=pending.info.engine_id)
+    ticket = await world.services.turns.ticket(DEFAULT_TENANT, AGENT, where=where)
+    await world.use(ticket, text(100) + text(60, seed=3))
+    assert reasons(report(await world.suspend())) == ["identity_pending"]
+
+
+@pytest.mark.parametrize("place", ["another engine", "another branch"])
+async def test_what_was_stored_while_there_may_be_more_says_so(
+    world: World, engine: FakeEngine, place: str
+) -> None:
+    last = engine
+    if place == "another engine":
+        world.store.drains.mark(engine.info.engine_id, {})
+        last = world.start_engine("last")
+    last.faults.late_heads = True
+    await world.turn(AGENT, text(50) + text(150, seed=9))
+    last.faults.refusals["heads"] = Reason.STORE_FULL
+    told = report(await world.suspend())
+    assert (told["rounds"], told["missing_tokens"], reasons(told)) == (1, 0, ["store_full"])
+
+
+async def test_a_suspend_of_what_was_there_before_the_newest_turn_is_not_joined(
+    world: World, engine: FakeEngine
+) -> None:
+    gate = engine.faults.gates["suspend"] = asyncio.Event()
+    world.pass_time(1)
+    first = await world.services.lifecycle.suspend(DEFAULT_TENANT, AGENT)
+    again = await world.services.lifecycle.suspend(DEFAULT_TENANT, AGENT)
+    assert again.operation_id == first.operation_id
+    world.pass_time(1)
+    await world.turn(AGENT, text(100) + text(60, seed=3))
+    with pytest.raises(OperationInProgressError, match="before"):
+        await world.services.lifecycle.suspend(DEFAULT_TENANT, AGENT)
+    gate.set()
+    await world.ended(first)
+    assert report(await world.suspend())["snapshot"]["tokens_restorable"] == 160
+
+
+async def test_tickets_of_another_session_of_the_same_id_do_not_count(
+    world: World, engine: FakeEngine
+) -> None:
+    await world.delete()
+    world.pass_time(1)
+    await world.create()
+    engine.faults.hangs.add("heads")
+    with pytest.raises(NothingToSuspendError):
+        await world.suspend()
 
 
 async def test_a_head_that_lags_behind_the_answer_is_waited_for(

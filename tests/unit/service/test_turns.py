@@ -172,3 +172,28 @@ async def test_a_turn_that_is_known_counts_for_more_than_an_older_ticket(world: 
     world.store.drains.unmark(first.info.engine_id)
     world.pass_time(1)
     assert (await world.services.turns.ticket(DEFAULT_TENANT, AGENT)).engine == second.info
+
+
+async def test_a_ticket_that_nobody_used_does_not_lead_away_from_the_kv(world: World) -> None:
+    first = world.start_engine()
+    await world.create()
+    await world.turn(AGENT, text(100))
+    world.store.drains.mark(first.info.engine_id, {})
+    second = world.start_engine("second")
+    unused = await world.services.turns.ticket(DEFAULT_TENANT, AGENT)
+    assert unused.engine == second.info
+    world.store.drains.unmark(first.info.engine_id)
+    found = await world.services.turns.ticket(DEFAULT_TENANT, AGENT)
+    assert (found.engine.engine_id, found.plan) == (first.info.engine_id, "warm")
+    world.kill_engine(second)
+    found = await world.services.turns.ticket(DEFAULT_TENANT, AGENT)
+    assert (found.engine.engine_id, found.plan) == (first.info.engine_id, "warm")
+
+
+async def test_a_warm_session_costs_no_question_to_its_engine(world: World) -> None:
+    engine = world.start_engine()
+    await world.create()
+    await world.turn(AGENT, text(100))
+    for _ in range(2):  # the second follows one that nobody has used yet
+        await world.services.turns.ticket(DEFAULT_TENANT, AGENT)
+    assert [seen.op for seen in engine.seen] == ["turn"]

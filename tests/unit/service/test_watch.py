@@ -36,5 +36,19 @@ def test_a_session_is_watched_as_long_as_a_ticket_is_valid() -> None:
     assert (watchlist.keys(), watchlist.tickets(KEY, 0.0)) == ([], [])
 
 
+def test_one_of_before_the_session_was_made_is_another_sessions() -> None:
+    watchlist = Watchlist()
+    watchlist.expect_turn(KEY, given("e1", 10.0))
+    assert watchlist.tickets(KEY, 20.0, since_unix_s=10.0) == [given("e1", 10.0)]
+    assert watchlist.tickets(KEY, 20.0, since_unix_s=11.0) == []
+
+
+def test_engines_of_long_ago_are_forgotten() -> None:
+    watchlist = Watchlist()
+    for number in range(9):
+        watchlist.expect_turn(KEY, given(f"e{number}", 301.0 * number))
+    assert watchlist._tickets == {KEY: {"e8": given("e8", 301.0 * 8)}}
+
+
 def test_of_others_nothing_is_known() -> None:
     assert Watchlist().tickets(KEY, 0.0) == []
