@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from sessiond.domain.canonical import JsonValue
 from sessiond.domain.errors import OperationInProgressError, SessiondError
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from sessiond.service.context import Context
 
 _log = logging.getLogger(__name__)
+
+#: An operation begins so long after it has looked at what there is, at most.
+_LOOK_S: Final = 5.0
 
 Result = dict[str, JsonValue]
 #: Does the work of an operation and returns its report.
@@ -47,7 +50,10 @@ class Claim:
 def claim(
     tenant: TenantId, session_id: SessionId, kind: OperationKind, made_unix_s: float = 0.0
 ) -> Claim:
-    """Return a claim with a fresh operation id; *made_unix_s* is 0 if it is begun at once."""
+    """Return a claim with a fresh operation id.
+
+    :param made_unix_s: of one that looks at what there is before it begins
+    """
     return Claim(tenant, session_id, kind, new_operation_id(), made_unix_s=made_unix_s)
 
 
@@ -62,7 +68,7 @@ def begun(context: Context, wanted: Claim) -> Operation:
         status=OperationStatus.RUNNING,
         owner=context.owner,
         lease_until_unix_s=now + context.limits.lease_s,
-        created_unix_s=wanted.made_unix_s or now,
+        created_unix_s=now,
         finished_unix_s=None,
         result=None,
         on_evicted=wanted.on_evicted,
@@ -75,6 +81,7 @@ class Operations:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._tasks: dict[OperationId, asyncio.Task[None]] = {}
+        self._looked_unix_s: dict[OperationId, float] = {}  #: of those, before anything was
 
     async def start(self, wanted: Claim, work: Work, creates: Session | None = None) -> Operation:
         """Begin an operation, or join the one that does the same already.
@@ -97,8 +104,13 @@ class Operations:
             return await self._joined(wanted)
         task = asyncio.create_task(self._drive(operation, work))
         self._tasks[operation.operation_id] = task
-        task.add_done_callback(lambda _: self._tasks.pop(operation.operation_id, None))
+        self._looked_unix_s[operation.operation_id] = wanted.made_unix_s
+        task.add_done_callback(lambda _: self._forget(operation.operation_id))
         return operation
+
+    def _forget(self, operation_id: OperationId) -> None:
+        self._tasks.pop(operation_id, None)
+        self._looked_unix_s.pop(operation_id, None)
 
     @property
     def is_busy(self) -> bool:
@@ -155,7 +167,11 @@ class Operations:
         if running.on_evicted is not wanted.on_evicted:
             other = running.on_evicted or "unknown"
             raise OperationInProgressError(f"A suspend whose 'on_evicted' is {other} runs already.")
-        if running.created_unix_s <= wanted.changed_unix_s:
+        # Of another daemon's, it is known only when it began, which is a moment after it looked.
+        looked_unix_s = self._looked_unix_s.get(
+            running.operation_id, running.created_unix_s - _LOOK_S
+        )
+        if wanted.changed_unix_s and looked_unix_s <= wanted.changed_unix_s:
             raise OperationInProgressError("A suspend of what was there before runs already.")
         return running
 

@@ -64,6 +64,7 @@ async def test_only_a_call_with_the_same_choice_joins(world: World) -> None:
 
 
 async def test_one_of_another_daemon_is_joined_by_its_choice_too(world: World) -> None:
+    world.pass_time(10)  # since the turn: it has surely seen that
     session, now = (await world.show()).session, world.services.context.now()
     until = now + PATIENT.lease_s
     theirs = an_operation(session, created_unix_s=now, lease_until_unix_s=until)
@@ -76,6 +77,16 @@ async def test_one_of_another_daemon_is_joined_by_its_choice_too(world: World) -
         await suspend(DEFAULT_TENANT, AGENT)
     ended = OperationStatus.SUCCEEDED
     world.registry.finish_operation(theirs.operation_id, theirs.owner, ended, {}, now)
+
+
+async def test_one_of_another_daemon_may_have_looked_before_the_newest_turn(world: World) -> None:
+    session, now = (await world.show()).session, world.services.context.now()
+    until = now + PATIENT.lease_s
+    theirs = an_operation(session, created_unix_s=now, lease_until_unix_s=until)
+    theirs = replace(theirs, kind=OperationKind.SUSPEND, on_evicted=OnEvicted.PREFIX)
+    world.registry.begin_operation(theirs)
+    with pytest.raises(OperationInProgressError, match="before"):
+        await world.services.lifecycle.suspend(DEFAULT_TENANT, AGENT)
 
 
 async def test_a_sweep_comes_back_after_a_suspend_with_another_choice(world: World) -> None:
