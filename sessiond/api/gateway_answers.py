@@ -21,8 +21,11 @@ if TYPE_CHECKING:
 _EVENT_STREAM: Final = b"text/event-stream"
 _UNKNOWN: Final = "unknown"
 _END_OF_EVENT: Final = b"\n\n"
-#: vLLM sends these events of a response before its engine has the request.
-_OPENS: Final = re.compile(rb"^event: response\.(created|in_progress)\r?$", re.MULTILINE)
+#: How streams of responses begin.
+_RESPONSE: Final = b"event: response."
+#: vLLM sends the other two events of a response before its engine has the request.
+_BEGUN: Final = re.compile(rb"^event: (?!response\.(?:created|in_progress)\b)", re.MULTILINE)
+_LINE_BYTES: Final = 64  #: more than the names of these events take
 
 
 async def send_answer(passed: Passed, results: TurnResults, send: Send) -> None:
@@ -51,8 +54,9 @@ async def _send_parts(passed: Passed, results: TurnResults, send: Send) -> None:
         headers += [(name, value) for name, value in answer.headers if name == b"content-length"]
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     end = b""
+    begin = _Begin()
     async for chunk in answer.chunks():
-        if not _OPENS.search(chunk):
+        if begin.is_seen(chunk):
             passed.restoring.close()
         await send({"type": "http.response.body", "body": chunk, "more_body": True})
         end = (end + chunk)[-len(_END_OF_EVENT) :]
@@ -60,6 +64,25 @@ async def _send_parts(passed: Passed, results: TurnResults, send: Send) -> None:
     if told and end == _END_OF_EVENT:
         last = _comment(passage, await results.recorded(passage))
     await send({"type": "http.response.body", "body": last, "more_body": False})
+
+
+class _Begin:
+    """Looks in a stream for the first sign that its engine has begun."""
+
+    def __init__(self) -> None:
+        self._end = b""  # of the part before, where a line may go on
+        self._seen: bool | None = None
+
+    def is_seen(self, chunk: bytes) -> bool:
+        """Whether there was one up to this part."""
+        if self._seen is None:
+            opening = chunk[: len(_RESPONSE)]
+            self._seen = not _RESPONSE.startswith(opening)
+        if not self._seen:
+            lines, mark, end = (self._end + chunk).rpartition(b"\n")
+            self._seen = _BEGUN.search(lines + mark) is not None
+            self._end = end[:_LINE_BYTES]
+        return self._seen
 
 
 async def _send_whole(passed: Passed, results: TurnResults, send: Send) -> None:

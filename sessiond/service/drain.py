@@ -129,8 +129,8 @@ class Drainer:
             return Cause(Reason.TURN_IN_FLIGHT, "sent to the engine, and not begun there")
         doubt = await self._settler.settle(tenant, SessionId(""), engine)
         is_silent = doubt is not None and doubt.reason is Reason.HEAD_UNCONFIRMED
-        if is_silent and engine.tier_off and not engine.is_pending:
-            return None  # as one that is asleep: it had nothing any more when it fell asleep
+        if is_silent and engine.attestable:
+            return None  # as one that is asleep: its caches were reset, and it keeps nothing since
         return doubt
 
     async def _is_wanted(self, engine_id: str) -> bool:

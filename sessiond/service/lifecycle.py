@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Unpack
 
@@ -89,7 +88,7 @@ class Lifecycle:
         :raises OperationInProgressError: an operation of another kind holds the session, or a
             suspend that does something else about evicted KV, or began before the newest turn.
         """
-        wanted = claim(tenant, session_id, OperationKind.SUSPEND, self._context.now())
+        wanted = claim(tenant, session_id, OperationKind.SUSPEND)
 
         async def begin() -> _Begun:
             session = await self._catalogue.get(tenant, session_id)
@@ -97,8 +96,7 @@ class Lifecycle:
             plan = await self._suspender.plan(session, on_evicted, asks=asks)
             await self._note_turn(session)
             await self._worth.check(plan, by_sweep=by is SuspendBy.SWEEP)
-            made = replace(wanted, on_evicted=plan.on_evicted, changed_unix_s=plan.source_unix_s)
-            return made, partial(self._suspend, plan)
+            return plan.claim(wanted), partial(self._suspend, plan)
 
         return await self._once(wanted, key, begin, on_evicted)
 

@@ -42,19 +42,14 @@ class Claim:
     kind: OperationKind
     operation_id: OperationId
     on_evicted: OnEvicted | None = None  #: of a suspend; only one that does the same is joined
-    made_unix_s: float = 0.0  #: before anything was looked at for it
-    #: When that changed which it is to store: one that looked before is not joined. 0: never.
+    #: Of a suspend, when what it stores became that: one of something older is not joined.
     changed_unix_s: float = 0.0
+    doubts: bool = False  #: whether there may be more than it knows of
 
 
-def claim(
-    tenant: TenantId, session_id: SessionId, kind: OperationKind, made_unix_s: float = 0.0
-) -> Claim:
-    """Return a claim with a fresh operation id.
-
-    :param made_unix_s: of one that looks at what there is before it begins
-    """
-    return Claim(tenant, session_id, kind, new_operation_id(), made_unix_s=made_unix_s)
+def claim(tenant: TenantId, session_id: SessionId, kind: OperationKind) -> Claim:
+    """Return a claim with a fresh operation id."""
+    return Claim(tenant, session_id, kind, new_operation_id())
 
 
 def begun(context: Context, wanted: Claim) -> Operation:
@@ -81,7 +76,7 @@ class Operations:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._tasks: dict[OperationId, asyncio.Task[None]] = {}
-        self._looked_unix_s: dict[OperationId, float] = {}  #: of those, before anything was
+        self._claims: dict[OperationId, Claim] = {}  # of those, and of what begins
 
     async def start(self, wanted: Claim, work: Work, creates: Session | None = None) -> Operation:
         """Begin an operation, or join the one that does the same already.
@@ -96,21 +91,26 @@ class Operations:
 
     async def _start(self, wanted: Claim, work: Work, creates: Session | None) -> Operation:
         operation = begun(self._context, wanted)
+        # Before its row: whoever finds that asks for this.
+        self._claims[operation.operation_id] = wanted
         try:
             await self._context.blocking(self._context.registry.begin_operation, operation, creates)
         except OperationInProgressError:
+            self._forget(operation.operation_id)
             if creates is not None:
                 raise
             return await self._joined(wanted)
+        except BaseException:
+            self._forget(operation.operation_id)
+            raise
         task = asyncio.create_task(self._drive(operation, work))
         self._tasks[operation.operation_id] = task
-        self._looked_unix_s[operation.operation_id] = wanted.made_unix_s
         task.add_done_callback(lambda _: self._forget(operation.operation_id))
         return operation
 
     def _forget(self, operation_id: OperationId) -> None:
         self._tasks.pop(operation_id, None)
-        self._looked_unix_s.pop(operation_id, None)
+        self._claims.pop(operation_id, None)
 
     @property
     def is_busy(self) -> bool:
@@ -167,13 +167,20 @@ class Operations:
         if running.on_evicted is not wanted.on_evicted:
             other = running.on_evicted or "unknown"
             raise OperationInProgressError(f"A suspend whose 'on_evicted' is {other} runs already.")
-        # Of another daemon's, it is known only when it began, which is a moment after it looked.
-        looked_unix_s = self._looked_unix_s.get(
-            running.operation_id, running.created_unix_s - _LOOK_S
-        )
-        if wanted.changed_unix_s and looked_unix_s <= wanted.changed_unix_s:
+        if not self._does_as_much(running, wanted):
             raise OperationInProgressError("A suspend of what was there before runs already.")
         return running
+
+    def _does_as_much(self, running: Operation, wanted: Claim) -> bool:
+        """Whether its report tells all that the wanted one would."""
+        theirs = self._claims.get(running.operation_id)
+        if theirs is None:
+            # Another daemon's: it has looked at what there is some time before it began.
+            looked_unix_s = running.created_unix_s - _LOOK_S
+            return not wanted.doubts and wanted.changed_unix_s <= looked_unix_s
+        if wanted.doubts and not theirs.doubts:
+            return False
+        return wanted.changed_unix_s <= theirs.changed_unix_s
 
     async def _drive(self, operation: Operation, work: Work) -> None:
         try:

@@ -64,7 +64,7 @@ class Storing:
             report = await self._suspender.perform(plan)
         except StoreFullError:
             report = None
-        if report is not None and not _found_full(plan, report):
+        if report is not None and not _found_full(report):
             return report
         try:
             again = await self._suspender.plan(plan.session, plan.on_evicted)
@@ -98,10 +98,10 @@ def _ratio(plan: Plan) -> float:
     return min(1.0, _MARGIN * newest.stored_bytes / newest.raw_bytes)
 
 
-def _found_full(plan: Plan, report: SuspendReport) -> bool:
-    # That a head could not be written is no reason to write the same chunks again.
-    own = (cause for cause in report.causes if cause not in plan.doubts)
-    return any(cause.reason is Reason.STORE_FULL for cause in own)
+def _found_full(report: SuspendReport) -> bool:
+    # Where nothing is missing, it was a head that could not be written.
+    full = any(cause.reason is Reason.STORE_FULL for cause in report.causes)
+    return full and report.missing_tokens > 0
 
 
 def _explained(report: SuspendReport, error: StoreFullError) -> SuspendReport:

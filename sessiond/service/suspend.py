@@ -134,6 +134,7 @@ class Suspender:
             if plan.on_evicted is OnEvicted.SKIP:
                 raise skipped(source, progress)
             if progress.kept_tokens:
+                plan = replace(plan, doubts=progress.doubts)
                 return report_newest(plan, progress.causes, progress.evicted_tokens)
         return report(source, progress, monotonic() - started_s)
 

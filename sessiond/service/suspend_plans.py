@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sessiond.domain.session import Session
     from sessiond.domain.snapshot import Manifest, SnapshotSummary
     from sessiond.service.engines import Located
+    from sessiond.service.operations import Claim
 
 
 class SuspendBy(Enum):
@@ -86,10 +87,14 @@ class Plan:
     causes: tuple[Cause, ...] = ()  #: why there is no source, though an engine has KV
     doubts: tuple[Cause, ...] = ()  #: why an engine may have more than its heads tell of
 
-    @property
-    def source_unix_s(self) -> float:
-        """When the source became what it is; 0 without one."""
-        return self.source.located.head.updated_unix_s if self.source else 0.0
+    def claim(self, wanted: Claim) -> Claim:
+        """Return a claim that tells what is going to be done."""
+        return replace(
+            wanted,
+            on_evicted=self.on_evicted,
+            changed_unix_s=self.source.branch.updated_unix_s if self.source else 0.0,
+            doubts=bool(self.doubts),
+        )
 
 
 def begin(plan: Plan) -> Progress:

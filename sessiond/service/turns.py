@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from time import monotonic
+from typing import TYPE_CHECKING, Final
 
 from sessiond.domain.tickets import CLOCK_SLACK_S, PROMPT_PARAM, TICKET_PARAM
 from sessiond.service.continuation import Continuer
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from sessiond.service.context import Context
     from sessiond.service.plans import Decision, Planner
     from sessiond.service.snapshots import Snapshots
+
+
+#: An engine that did not tell of its turns is not asked again so soon for each next ticket.
+_SILENT_S: Final = 10.0
 
 
 class TurnPlan(StrEnum):
@@ -74,6 +79,7 @@ class Turns:
         self._catalogue = catalogue
         self._resumer = Resumer(context, snapshots)
         self._settler = Settler(context)
+        self._silent_until_s: dict[str, float] = {}  # the engine that has not told, asked last
 
     async def ticket(
         self,
@@ -147,7 +153,12 @@ class Turns:
             return False
         allowed = (one for one in survey.sight.live if where.allows(one))
         engine = next((one for one in allowed if one.engine_id == name), None)
-        return engine is not None and await self._settler.settle(*key, engine) is None
+        if engine is None or (self._silent_until_s.get(name, 0.0) > monotonic() and not continues):
+            return False
+        doubt = await self._settler.settle(*key, engine)
+        if doubt is not None:
+            self._silent_until_s = {name: monotonic() + _SILENT_S}
+        return doubt is None
 
     async def _continued(self, prospect: Prospect, chat: Chat) -> Continuation:
         located = prospect.sight.located

@@ -26,6 +26,8 @@ pytestmark = pytest.mark.anyio
 _PATIENCE_S = 30.0
 CREATED = b'event: response.created\r\ndata: {"type":"response.created"}\r\n\r\n'
 IN_PROGRESS = b'event: response.in_progress\ndata: {"type":"response.in_progress"}\n\n'
+#: It repeats the request's instructions and tools.
+LONG = b'event: response.created\ndata: {"tools":"' + b"x" * 80_000 + b'"}\n\n'
 ADDED = b'event: response.output_item.added\ndata: {"type":"response.output_item.added"}\n\n'
 
 
@@ -55,6 +57,8 @@ class Streamed:
         ((b'data: {"choices":[]}\n\n', b"data: [DONE]\n\n"), 0),
         ((CREATED, IN_PROGRESS, ADDED, b"data: {}\n\n"), 2),
         ((CREATED + IN_PROGRESS, ADDED), 1),
+        ((CREATED + IN_PROGRESS + ADDED, b"data: {}\n\n"), 0),
+        ((LONG[:9], LONG[9:40_000], LONG[40_000:], IN_PROGRESS[:12], IN_PROGRESS[12:], ADDED), 5),
         ((b'data: {"text":"event: response.created"}\n\n', b"data: [DONE]\n\n"), 0),
     ],
 )

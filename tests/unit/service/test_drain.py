@@ -206,16 +206,20 @@ async def test_an_engine_that_sleeps_has_nothing(tmp_path: Path) -> None:
         assert (await drain(world, engine)).complete
 
 
+@pytest.mark.parametrize("answers", [True, False])
 async def test_what_an_engine_without_a_mover_has_is_not_known(
-    world: World, engine: FakeEngine
+    world: World,
+    engine: FakeEngine,
+    answers: bool,  # noqa: FBT001 - a parameter
 ) -> None:
     engine.update(tier_off="5 times", tier_off_reason="mover_failed")
-    engine.faults.refusals["heads"] = Reason.MOVER_FAILED
+    if answers:
+        engine.faults.refusals["heads"] = Reason.MOVER_FAILED
+    else:
+        engine.faults.hangs.add("heads")
     told = await drain(world, engine, 0.3)
-    assert (told.complete, [cause.reason for cause in told.causes]) == (
-        False,
-        [Reason.MOVER_FAILED],
-    )
+    expected = Reason.MOVER_FAILED if answers else Reason.HEAD_UNCONFIRMED
+    assert (told.complete, [cause.reason for cause in told.causes]) == (False, [expected])
 
 
 async def test_a_turn_that_ends_while_another_one_is_waited_for_is_stored(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sessiond.domain.errors import OperationInProgressError
 from sessiond.domain.ids import DEFAULT_TENANT
+from sessiond.domain.reasons import Reason
 from sessiond.domain.session import OnEvicted, OperationKind, OperationStatus
+from sessiond.service.suspend_plans import SuspendBy
 from sessiond.testing.values import an_operation
 from sessiond.testing.world import AGENT, PATIENT, World, open_world, problem, report, text
 
@@ -101,3 +104,67 @@ async def test_a_sweep_comes_back_after_a_suspend_with_another_choice(world: Wor
     gate.set()
     assert problem(await world.ended(first)) == "suspend_skipped"
     assert (await sweeper.sweep()).suspended == 1
+
+
+async def test_what_is_not_to_be_stored_keeps_no_repeat_from_joining(world: World) -> None:
+    gate = closed_gate(world)
+    suspend = world.services.lifecycle.suspend
+    first = await suspend(DEFAULT_TENANT, AGENT)
+    world.pass_time(1)
+    await world.turn(AGENT, text(10, seed=7))  # a side call
+    assert (await suspend(DEFAULT_TENANT, AGENT)).operation_id == first.operation_id
+    gate.set()
+    await world.ended(first)
+
+
+async def test_who_doubts_joins_none_that_does_not(world: World) -> None:
+    gate = closed_gate(world)
+    suspend = world.services.lifecycle.suspend
+    first = await suspend(DEFAULT_TENANT, AGENT)
+    world.started[0].faults.refusals["heads"] = Reason.STORE_FULL
+    with pytest.raises(OperationInProgressError, match="before"):
+        await suspend(DEFAULT_TENANT, AGENT)
+    gate.set()
+    await world.ended(first)
+
+
+async def test_one_that_asked_no_engine_is_joined_only_for_the_same_line(world: World) -> None:
+    engine = world.started[0]
+    await world.turn(AGENT, text(50) + text(150, seed=9))  # the other line
+    (other,) = [
+        branch.tokens
+        for branch in engine._heads[DEFAULT_TENANT, AGENT].branches
+        if branch.tokens[:50] == text(50) and len(branch.tokens) > 150
+    ]
+    engine.faults.late_heads = True
+    await world.turn(AGENT, other + text(60, seed=4))  # it goes on, so that it leads now
+    gate = closed_gate(world)
+    suspend = world.services.lifecycle.suspend
+    first = await suspend(DEFAULT_TENANT, AGENT, by=SuspendBy.DRAIN)
+    with pytest.raises(OperationInProgressError, match="before"):
+        await suspend(DEFAULT_TENANT, AGENT)
+    gate.set()
+    await world.ended(first)
+
+
+async def test_one_that_has_just_begun_is_known_by_what_it_stores(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, began, goes_on = world.registry.begin_operation, asyncio.Event(), threading.Event()
+    loop, gate = asyncio.get_running_loop(), closed_gate(world)
+
+    def slow(*given: Any) -> None:  # noqa: ANN401 - passed on
+        begin(*given)
+        loop.call_soon_threadsafe(began.set)
+        assert goes_on.wait(60.0)
+
+    monkeypatch.setattr(world.registry, "begin_operation", slow)
+    suspend = world.services.lifecycle.suspend
+    first = asyncio.create_task(suspend(DEFAULT_TENANT, AGENT))
+    await began.wait()
+    monkeypatch.setattr(world.registry, "begin_operation", begin)
+    second = await suspend(DEFAULT_TENANT, AGENT)
+    goes_on.set()
+    assert (await first).operation_id == second.operation_id
+    gate.set()
+    await world.ended(second)

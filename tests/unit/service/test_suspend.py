@@ -213,6 +213,23 @@ async def test_of_a_turn_in_an_engine_that_does_not_know_itself_yet_that_is_told
     assert reasons(report(await world.suspend())) == ["identity_pending"]
 
 
+async def test_what_a_head_that_moved_on_leaves_in_doubt_is_told(
+    world: World, engine: FakeEngine
+) -> None:
+    report(await world.suspend())
+    await world.turn(AGENT, text(100) + text(60, seed=3))
+    gate = engine.faults.gates["suspend"] = asyncio.Event()
+    engine.faults.stale_heads = 1
+    suspending = await world.services.lifecycle.suspend(DEFAULT_TENANT, AGENT)
+    async with asyncio.timeout(30.0):
+        while suspends(engine) < 2:
+            await asyncio.sleep(0.005)
+    engine.evict(96)
+    engine.faults.refusals["heads"] = Reason.STORE_FAILED
+    gate.set()
+    assert reasons(report(await world.ended(suspending))) == ["kv_evicted", "store_failed"]
+
+
 @pytest.mark.parametrize("place", ["another engine", "another branch"])
 async def test_what_was_stored_while_there_may_be_more_says_so(
     world: World, engine: FakeEngine, place: str

@@ -197,3 +197,12 @@ async def test_a_warm_session_costs_no_question_to_its_engine(world: World) -> N
     for _ in range(2):  # the second follows one that nobody has used yet
         await world.services.turns.ticket(DEFAULT_TENANT, AGENT)
     assert [seen.op for seen in engine.seen] == ["turn"]
+
+
+async def test_an_engine_that_does_not_tell_is_not_asked_for_each_ticket(world: World) -> None:
+    engine = world.start_engine()
+    await world.create()
+    engine.faults.hangs.add("heads")
+    for _ in range(4):
+        await world.services.turns.ticket(DEFAULT_TENANT, AGENT)
+    assert [seen.op for seen in engine.seen] == ["heads"]
