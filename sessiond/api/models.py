@@ -304,7 +304,8 @@ class SessionOut(Answer):
     model: str
     state: SessionState = Field(
         description="running: a turn is in flight. active: its KV is believed to be in an "
-        "engine. suspended: the newest snapshot covers the head. cold: neither."
+        "engine. suspended: no live engine has more of it than the newest snapshot; whether one "
+        "that has ended had, a suspend or a resume tells. cold: neither."
     )
     created_unix_s: float
     updated_unix_s: float
@@ -385,7 +386,10 @@ class SuspendOut(Answer):
     session_id: str
     snapshot: SnapshotOut
     rounds: int = Field(description="0 if the newest snapshot had everything already.")
-    missing_tokens: int = Field(description="Of the head's whole chunks, not in the snapshot.")
+    missing_tokens: int = Field(
+        description="Of the head's whole chunks, not in the snapshot, and of those that ended with "
+        "their engine (cause engine_lost_kv)."
+    )
     evicted_tokens: int = Field(
         default=0,
         description="Of the head's whole chunks, those that were gone from VRAM and RAM and in "

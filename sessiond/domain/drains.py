@@ -23,6 +23,7 @@ class AtRisk:
     busy: bool = False  #: a turn is in flight
     generation: int = 0  #: of its newest snapshot
     kept_tokens: int = 0  #: whole chunks that this has
+    cause: Cause | None = None  #: why no suspend of the session would store it
 
     @property
     def key(self) -> tuple[TenantId, SessionId]:

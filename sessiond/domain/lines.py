@@ -22,8 +22,9 @@ it becomes the main one
   - It has gone on for half an hour, and the main line had no turn: no side call lasts so long.
 
 A snapshot is of the main branch of its moment, so by the same rule the main branch of an engine
-that has only just met the session does not outdo it. Nor does one that had no turn since and
-differs: the session has gone on elsewhere.
+that has only just met the session does not outdo it, nor what another engine has. Nor does one
+that had no turn since and differs: the session has gone on elsewhere. But where the engine still
+has the line of the snapshot, it has decided already.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def place(branches: tuple[Branch, ...], new: Branch, *, is_known: bool = False) 
 
     :param is_known: it continues a snapshot of the session, or is the beginning of one
     """
-    continued = [branch for branch in branches if _continues(new, branch)]
+    continued = [branch for branch in branches if continues(new, branch)]
     repeated = [branch for branch in branches if _repeats(new, branch)]
     replaced = [*continued, *repeated]
     kept = [branch for branch in branches if all(branch is not one for one in replaced)]
@@ -89,9 +90,27 @@ def may_lead(branches: tuple[Branch, ...], new: Branch) -> bool:
     No second turn will show it. So it is taken for one unless it is clearly too short, since a
     suspend must not store what was before it as if it were the whole.
     """
-    if any(_continues(new, branch) for branch in branches) or not branches:
+    if any(continues(new, branch) for branch in branches) or not branches:
         return True
     return not _is_part(new, branches[0]) and 2 * new.kv_tokens >= branches[0].kv_tokens
+
+
+def continues(new: Branch, old: Branch) -> bool:
+    """Whether *new* is the next turn of *old*.
+
+    A reply re-tokenises differently, and reasoning is stripped, so the common prefix may end
+    inside old's last turn, and there may be less after it than before.
+    """
+    if new.adapter_digest != old.adapter_digest:
+        return False
+    common = common_prefix_tokens(new.tokens, old.tokens)
+    prompt, new_prompt = old.split.prompt_tokens, new.split.prompt_tokens
+    if new_prompt == prompt <= common and prompt:
+        return False  # the same prompt once more
+    if len(new.tokens) >= len(old.tokens) and 2 * common >= len(old.tokens):
+        return True
+    goes_on = new_prompt > prompt > 0 and not _is_part(new, old)  # as the resume of a part is
+    return goes_on and common >= max(prompt - _CUE_TOKENS, prompt / 2)
 
 
 def outdoes(main: Branch, stored: Branch) -> bool:
@@ -99,12 +118,18 @@ def outdoes(main: Branch, stored: Branch) -> bool:
 
     :param stored: the snapshot's, which was updated when that was made
     """
-    if _continues(main, stored) or _is_part(main, stored):
+    if continues(main, stored) or _is_part(main, stored):
         return True
     if main.updated_unix_s <= stored.updated_unix_s:
         return False
     known = main.began_unix_s <= stored.updated_unix_s
     return known or (not _had_one_turn(main) and _has_replaced(main, stored, main.updated_unix_s))
+
+
+def makes_needless(main: Branch, other: Branch) -> bool:
+    """Whether *other*, the main branch of another engine, is not needed where *main* is."""
+    has_less = _is_part(main, other) and not _is_part(other, main)
+    return outdoes(main, other) and not has_less
 
 
 def _leads(new: Branch, main: Branch, continued: Sequence[Branch], *, is_known: bool) -> bool:
@@ -136,24 +161,6 @@ def _is_part(new: Branch, main: Branch) -> bool:
     """Whether all KV of *new* is main's."""
     alike = new.adapter_digest == main.adapter_digest
     return alike and common_prefix_tokens(new.tokens, main.tokens) >= new.kv_tokens
-
-
-def _continues(new: Branch, old: Branch) -> bool:
-    """Whether *new* is the next turn of *old*.
-
-    A reply re-tokenises differently, and reasoning is stripped, so the common prefix may end
-    inside old's last turn, and there may be less after it than before.
-    """
-    if new.adapter_digest != old.adapter_digest:
-        return False
-    common = common_prefix_tokens(new.tokens, old.tokens)
-    prompt, new_prompt = old.split.prompt_tokens, new.split.prompt_tokens
-    if new_prompt == prompt <= common and prompt:
-        return False  # the same prompt once more
-    if len(new.tokens) >= len(old.tokens) and 2 * common >= len(old.tokens):
-        return True
-    goes_on = new_prompt > prompt > 0 and not _is_part(new, old)  # as the resume of a part is
-    return goes_on and common >= max(prompt - _CUE_TOKENS, prompt / 2)
 
 
 def _repeats(new: Branch, old: Branch) -> bool:

@@ -30,7 +30,8 @@ class SuspendReport:
 
     snapshot: SnapshotSummary
     rounds: int
-    missing_tokens: int  #: of the head's whole chunks, not in the snapshot
+    #: Of the head's whole chunks, not in the snapshot; and those that ended with their engine.
+    missing_tokens: int
     causes: tuple[Cause, ...]
     seconds: float
     evicted_tokens: int = 0  #: of them, gone from the engine before any snapshot had them

@@ -61,7 +61,9 @@ class Reason(StrEnum):
     ADAPTER_UNPROVEN = "adapter_unproven"
     # The engine and its surroundings.
     SIDE_CALL = "side_call"
+    WENT_ELSEWHERE = "went_elsewhere"
     KV_EVICTED = "kv_evicted"
+    ENGINE_LOST_KV = "engine_lost_kv"
     RAM_TIER_TOO_SMALL = "ram_tier_too_small"
     RAM_TIER_BUSY = "ram_tier_busy"
     STORE_FULL = "store_full"
@@ -281,9 +283,17 @@ EXPLANATIONS: Mapping[Reason, Explanation] = {
         "Part of the KV was evicted from VRAM and RAM before it was needed.",
         "Suspend earlier, or give the engine more KV space or a larger RAM tier.",
     ),
+    Reason.ENGINE_LOST_KV: Explanation(
+        "An engine ended before it had stored the session's newest KV.",
+        "The next turn computes it again. Drain engines before they end, or suspend earlier.",
+    ),
     Reason.SIDE_CALL: Explanation(
         "The newest turn began another line than the conversation that is stored.",
         "If it is the conversation from now on, its second turn makes it the one that is stored.",
+    ),
+    Reason.WENT_ELSEWHERE: Explanation(
+        "The session went on in another engine, with less than this one has of it.",
+        "Nothing needs to be done if it goes on from there; else the rest is computed again.",
     ),
     Reason.RAM_TIER_TOO_SMALL: Explanation(
         "The RAM tier holds fewer chunks than the context has.",

@@ -57,7 +57,8 @@ class SessionState(StrEnum):
 
     RUNNING = "running"  #: a turn is in flight
     ACTIVE = "active"  #: KV is believed to be in a live engine
-    SUSPENDED = "suspended"  #: the newest snapshot has the head's own tokens
+    #: No live engine has more of it than the newest snapshot; one that has ended may have had.
+    SUSPENDED = "suspended"
     COLD = "cold"  #: neither
     DELETED = "deleted"
 

@@ -14,7 +14,7 @@ from sessiond.domain.errors import OperationInProgressError, OperationNotFoundEr
 from sessiond.domain.session import OperationKind, OperationStatus
 from sessiond.registry.models import RUNNING, OperationRow
 from sessiond.registry.rows import operation_values, to_operation
-from sessiond.registry.sessions import lock_row, not_found
+from sessiond.registry.sessions import is_of, lock_row, not_found
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session as Database
@@ -33,19 +33,22 @@ LEASE_EXPIRED: Final[dict[str, JsonValue]] = {
 _EXPIRE_BATCH: Final = 500
 
 
-def begin(db: Database, operation: Operation) -> None:
+def begin(db: Database, operation: Operation, planned_unix_s: float | None) -> None:
     """Add a running operation; one with an expired lease in its place is failed first.
 
     Two that begin at once meet at the unique index. A deleted session takes only a delete, so
     that an interrupted one can be repeated. So does one whose fork has not been settled: there
     may be no snapshot in it.
 
+    :param planned_unix_s: only for the session created then
     :raises SessionNotFoundError: there is no such session, or it is deleted.
     :raises OperationInProgressError: an expired fork is not settled yet.
     """
     tenant, session_id = operation.tenant, operation.session_id
     deleted = lock_row(db, tenant, session_id)
     if deleted and operation.kind is not OperationKind.DELETE:
+        raise not_found(session_id)
+    if not is_of(db, tenant, session_id, planned_unix_s):
         raise not_found(session_id)
     expired = and_(_of_session(tenant, session_id), _expired(operation.created_unix_s))
     failed = db.scalars(_fail(expired, operation.created_unix_s).returning(OperationRow.kind))

@@ -129,17 +129,27 @@ class Registry:
             return sessions.change(db, tenant, session_id, values)
 
     def record_snapshot(
-        self, tenant: TenantId, session_id: SessionId, summary: SnapshotSummary
+        self,
+        tenant: TenantId,
+        session_id: SessionId,
+        summary: SnapshotSummary,
+        created_unix_s: float | None = None,
+        is_there: Callable[[], bool] | None = None,
     ) -> bool:
         """Add one snapshot to the session, as its newest unless a newer one is known.
 
         Repeating it for a known generation changes nothing of the snapshot. A new newest one
         empties the session's ``resumed_on``. Returns whether it was new.
 
+        :param created_unix_s: only to the one created then: its id may be another one's since
+        :param is_there: asked in between: only if the store has not lost it since it was read
         :raises SessionNotFoundError: there is no such session, or it is deleted.
         """
         with self._writing() as db:
-            return sessions.record_snapshot(db, tenant, session_id, summary, time.time())
+            now = time.time()
+            return sessions.record_snapshot(
+                db, tenant, session_id, summary, now, created_unix_s, is_there
+            )
 
     def list_snapshots(self, tenant: TenantId, session_id: SessionId) -> list[SnapshotSummary]:
         """Return the session's snapshots, oldest first; none for an unknown session."""
@@ -280,7 +290,12 @@ class Registry:
 
     # -- operations --------------------------------------------------------------------------
 
-    def begin_operation(self, operation: Operation, creates: Session | None = None) -> None:
+    def begin_operation(
+        self,
+        operation: Operation,
+        creates: Session | None = None,
+        planned_unix_s: float | None = None,
+    ) -> None:
         """Add a running operation, atomically; its creation time is taken as now.
 
         A running one whose lease is expired is failed with code ``lease_expired``; but a fork is
@@ -288,6 +303,8 @@ class Registry:
         delete, so that an interrupted one can be repeated.
 
         :param creates: the session that it fills, added with it as :meth:`create_session` does
+        :param planned_unix_s: when the session was created that it was planned for; the id may be
+            another one's since
         :raises OperationInProgressError: another operation holds the session.
         :raises SessionNotFoundError: there is no such session, or it is deleted.
         :raises SessionExistsError: there is a session with the id of the one to add.
@@ -296,7 +313,7 @@ class Registry:
         with self._writing() as db:
             if creates is not None:
                 _create(db, creates)
-            operations.begin(db, operation)
+            operations.begin(db, operation, planned_unix_s)
 
     def renew_lease(
         self, operation_id: OperationId, owner: str, until_unix_s: float, now_unix_s: float

@@ -27,7 +27,7 @@ from sessiond.registry.rows import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from sqlalchemy import Select
     from sqlalchemy.orm import Session as Database
@@ -134,20 +134,32 @@ def change(
     return get(db, tenant, session_id, include_deleted=False)
 
 
-def record_snapshot(
+def record_snapshot(  # noqa: PLR0913, PLR0917 - names, what comes, and whether it still may
     db: Database,
     tenant: TenantId,
     session_id: SessionId,
     summary: SnapshotSummary,
     now_unix_s: float,
+    created_unix_s: float | None,
+    is_there: Callable[[], bool] | None,
 ) -> bool:
     """Add one snapshot, the session's newest if its generation says so; a known one stays.
 
     Returns whether it was new.
 
+    :param created_unix_s: only to the session created then
+    :param is_there: whether the store still has it, asked while the session is locked
     :raises SessionNotFoundError: there is no such session, or it is deleted.
     """
-    # The update also locks the session, so that nobody else adds the same generation.
+    # With the session locked, nobody else adds the same generation.
+    if lock_row(db, tenant, session_id):
+        raise not_found(session_id)
+    if not is_of(db, tenant, session_id, created_unix_s):
+        return False
+    # Who takes a snapshot away says so here before and after that: now is before the second time,
+    # or it is gone already.
+    if is_there is not None and not is_there():
+        return False
     _update_live(db, tenant, session_id, {"updated_unix_s": now_unix_s})
     if db.get(SnapshotRow, (tenant, session_id, summary.generation)):
         return False
@@ -184,9 +196,7 @@ def mark_deleted(
     :raises SessionNotFoundError: there never was such a session.
     """
     already = lock_row(db, tenant, session_id)
-    is_meant = SessionRow.created_unix_s == created_unix_s
-    wanted = select(SessionRow.tenant).where(_key(tenant, session_id), is_meant)
-    if already or (created_unix_s is not None and db.scalar(wanted) is None):
+    if already or not is_of(db, tenant, session_id, created_unix_s):
         return 0
     values = {
         "deleted_unix_s": now_unix_s,
@@ -211,6 +221,17 @@ def lock_row(db: Database, tenant: TenantId, session_id: SessionId) -> bool:
     if found is None:
         raise not_found(session_id)
     return found.deleted_unix_s is not None
+
+
+def is_of(
+    db: Database, tenant: TenantId, session_id: SessionId, created_unix_s: float | None
+) -> bool:
+    """Whether a row, which is locked, is of the session created then; ``None``: of any."""
+    if created_unix_s is None:
+        return True
+    is_meant = SessionRow.created_unix_s == created_unix_s
+    wanted = select(SessionRow.tenant).where(_key(tenant, session_id), is_meant)
+    return db.scalar(wanted) is not None
 
 
 def for_sweep(db: Database, ids: Sequence[tuple[TenantId, SessionId]]) -> list[Session]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypedDict, Unpack, cast
 
-from sessiond.domain.errors import SessionNotFoundError, StoreError
 from sessiond.domain.ids import OperationId, SessionId, TenantId, new_session_id
-from sessiond.domain.plans import PlanPolicy
 from sessiond.domain.session import (
     Event,
     OnEvicted,
@@ -17,16 +15,18 @@ from sessiond.domain.session import (
     derive_state,
 )
 from sessiond.domain.tokens import head_digest
+from sessiond.service import creation
 from sessiond.service.coverage import cover
 from sessiond.service.engines import Located, newest_head, presence_of
 from sessiond.service.once import Once
 from sessiond.service.ownership import Same
+from sessiond.service.records import record_of
 from sessiond.service.turntrail import TurnTrail
-from sessiond.store.sessions import SessionRecord
 
 if TYPE_CHECKING:
     from sessiond.domain.canonical import JsonValue
     from sessiond.domain.engines import EngineInfo
+    from sessiond.domain.plans import PlanPolicy
     from sessiond.domain.snapshot import SnapshotSummary
     from sessiond.service.context import Context
     from sessiond.service.plans import Planner
@@ -98,7 +98,7 @@ class Catalogue:
         """
         session = self._new(tenant, session_id or new_session_id(), model, options)
         if not key:
-            await self._context.blocking(self._create, session)
+            await self._context.blocking(creation.create, self._context, session)
             return await self.show(tenant, session.session_id)
         request: list[JsonValue] = ["create", session_id, model, dict_of(options)]
         once = Once(self._context, tenant, key, request)
@@ -106,7 +106,7 @@ class Catalogue:
         if earlier is not None:
             return await self.show(tenant, SessionId(earlier))
         async with once.forgotten_on_error():
-            await self._context.blocking(self._create, session)
+            await self._context.blocking(creation.create, self._context, session)
         return await self.show(tenant, session.session_id)
 
     async def get(self, tenant: TenantId, session_id: SessionId) -> Session:
@@ -254,32 +254,6 @@ class Catalogue:
             objective_s=options.get("objective_s"),
         )
 
-    def _create(self, session: Session) -> None:
-        store, registry = self._context.store, self._context.registry
-        reused = self.was_deleted(session)
-        registry.create_session(session)
-        fence = Same(self._context, session)
-        try:
-            if reused:
-                # Its delete may have been interrupted before there was a tombstone.
-                store.delete_session(session.tenant, session.session_id, fence=fence)
-            store.write_session(record_of(session), create=True, fence=fence)
-        except StoreError:
-            key = session.tenant, session.session_id
-            registry.mark_deleted(*key, self._context.now(), session.created_unix_s)
-            raise
-        registry.add_event(
-            session.tenant, session.session_id, "created", session.created_unix_s, {}
-        )
-
-    def was_deleted(self, session: Session) -> bool:
-        """Whether a deleted session had this id, in the caller's thread."""
-        get = self._context.registry.get_session
-        try:
-            return get(session.tenant, session.session_id, include_deleted=True).deleted
-        except SessionNotFoundError:
-            return False
-
     def _change(self, tenant: TenantId, session_id: SessionId, changes: Changes) -> None:
         store, registry = self._context.store, self._context.registry
         session = registry.update_session(
@@ -287,72 +261,6 @@ class Catalogue:
         )
         store.write_session(record_of(session), fence=Same(self._context, session))
         registry.add_event(tenant, session_id, "changed", session.updated_unix_s, dict_of(changes))
-
-
-def record_of(session: Session) -> SessionRecord:
-    """Return what the store keeps of a session, so that the registry can be rebuilt."""
-    return SessionRecord(
-        tenant=session.tenant,
-        session=session.session_id,
-        created_unix_s=session.created_unix_s,
-        updated_unix_s=session.updated_unix_s,
-        model=session.model,
-        idle_timeout_s=session.idle_timeout_s,
-        ttl_s=session.ttl_s,
-        pinned=session.pinned,
-        policy=_policy(session),
-        forked_from=session.forked_from,
-    )
-
-
-def session_of(record: SessionRecord) -> Session:
-    """Return the session that a store's record tells of; the reverse of :func:`record_of`."""
-    return Session(
-        tenant=record.tenant,
-        session_id=record.session,
-        model=record.model,
-        created_unix_s=record.created_unix_s,
-        updated_unix_s=record.updated_unix_s,
-        idle_timeout_s=record.idle_timeout_s,
-        pinned=record.pinned,
-        deleted=record.is_tombstone,
-        snapshot=None,
-        resumed_on="",
-        last_outcome="",
-        last_reason="",
-        ttl_s=record.ttl_s,
-        on_evicted=_on_evicted(record),
-        plan_policy=_plan_policy(record),
-        objective_s=_objective_s(record),
-        forked_from=record.forked_from,
-    )
-
-
-def _policy(session: Session) -> dict[str, JsonValue]:
-    """Return the choices of its own that a session has."""
-    choices: dict[str, JsonValue] = {
-        "on_evicted": session.on_evicted.value if session.on_evicted else None,
-        "plan_policy": session.plan_policy.value if session.plan_policy else None,
-        "objective_s": session.objective_s,
-    }
-    return {name: choice for name, choice in choices.items() if choice is not None}
-
-
-def _plan_policy(record: SessionRecord) -> PlanPolicy | None:
-    told = record.policy.get("plan_policy")
-    return PlanPolicy(told) if told in set(PlanPolicy) else None
-
-
-def _objective_s(record: SessionRecord) -> float | None:
-    told = record.policy.get("objective_s")
-    if not isinstance(told, int | float) or isinstance(told, bool):
-        return None
-    return float(told) if told > 0 else None
-
-
-def _on_evicted(record: SessionRecord) -> OnEvicted | None:
-    told = record.policy.get("on_evicted")
-    return OnEvicted(told) if told in set(OnEvicted) else None  # a later version may know more
 
 
 def dict_of(changes: Changes) -> dict[str, JsonValue]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sessiond.domain.errors import SnapshotNotFoundError, StoreError
 from sessiond.domain.heads import Branch, TurnSplit
-from sessiond.domain.lines import outdoes
+from sessiond.domain.lines import continues, outdoes
 from sessiond.domain.tokens import common_prefix_tokens
 from sessiond.service.judge import kept_tokens, storable_tokens
 
@@ -39,7 +39,7 @@ def cover(store: Store, engine: EngineInfo, head: Head, newest: Manifest | None)
     branch = choose(head, [one for one in head.branches if storable_tokens(one, engine)], newest)
     if branch is None:
         return None
-    if newest is not None and branch is head.main and not outdoes(branch, _branch_of(newest)):
+    if newest is not None and branch is head.main and not _leads(head, branch, newest):
         return Coverage(branch, 0, 0, is_side_call=True)
     tokens = storable_tokens(branch, engine)
     kept = kept_tokens(newest, branch, tokens, engine.fingerprint) if newest else 0
@@ -55,15 +55,45 @@ def choose(head: Head, movable: Sequence[Branch], newest: Manifest | None) -> Br
     main = head.main
     if newest is None or main is None or not movable:
         return movable[0] if movable and newest is None else main
-    had_a_turn = main.updated_unix_s > newest.created_unix_s
+    had_a_turn = main.updated_unix_s > _stored_unix_s(head, newest)
     if movable[0] is main and had_a_turn and _common_tokens(newest, main) < main.kv_tokens:
         return main
     return max(movable, key=lambda one: _common_tokens(newest, one))
 
 
-def _branch_of(manifest: Manifest) -> Branch:
-    tokens, at_unix_s = manifest.tokens, manifest.created_unix_s
-    return Branch(tokens, manifest.adapter_digest, "", at_unix_s, TurnSplit())
+def is_newer(head: Head, newest: Manifest) -> bool:
+    """Whether the head's main branch became the conversation after what the snapshot is of."""
+    main = head.main
+    if main is None:
+        return False
+    # A turn may end while the state before it is stored.
+    meanwhile = main.split.prompt_tokens > len(newest.tokens)
+    had_a_turn = meanwhile or main.updated_unix_s > _stored_unix_s(head, newest)
+    return had_a_turn and _leads(head, main, newest)
+
+
+def _leads(head: Head, main: Branch, newest: Manifest) -> bool:
+    """Whether the main branch may take the place of the newest snapshot."""
+    stored = _branch_of(newest, _stored_unix_s(head, newest))
+    alike = (one for one in head.branches if one.adapter_digest == stored.adapter_digest)
+    before = (one for one in alike if one.updated_unix_s < main.updated_unix_s)
+    if any(one.tokens == stored.tokens for one in before):
+        return True  # the engine had both, and this one leads
+    return outdoes(main, stored)
+
+
+def _stored_unix_s(head: Head, newest: Manifest) -> float:
+    """Return by when a snapshot's line had what it has: turns may have ended before its commit."""
+    made_unix_s = newest.created_unix_s
+    if head.engine_id != newest.engine_id:
+        return made_unix_s
+    stored = _branch_of(newest, made_unix_s)
+    line = (one for one in head.branches if continues(one, stored))
+    return min([made_unix_s, *(one.updated_unix_s for one in line)])
+
+
+def _branch_of(manifest: Manifest, at_unix_s: float) -> Branch:
+    return Branch(manifest.tokens, manifest.adapter_digest, "", at_unix_s, TurnSplit())
 
 
 def _common_tokens(newest: Manifest, branch: Branch) -> int:

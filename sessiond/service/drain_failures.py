@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from sessiond.domain.reasons import EXPLANATIONS
+
 if TYPE_CHECKING:
     from sessiond.domain.drains import AtRisk
     from sessiond.service.watch import Key
@@ -48,7 +50,11 @@ class Failures:
         self._known[one.key] = Failure(code, detail, one.used_unix_s, wait_s, due_s)
 
     def of(self, one: AtRisk) -> Failure | None:
-        """Return why it was not stored, if it was tried since its last turn."""
+        """Return why it was not stored, if it was tried since its last turn, or never will be."""
+        if one.cause is not None:
+            reason, never_s = one.cause.reason, math.inf
+            sentence = EXPLANATIONS[reason].sentence
+            return Failure(reason.value, sentence, one.used_unix_s, never_s, never_s)
         failure = self._known.get(one.key)
         return failure if failure and failure.is_about(one) else None
 

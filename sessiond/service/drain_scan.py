@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sessiond.domain.drains import AtRisk, Saved
 from sessiond.domain.errors import StoreError
 from sessiond.domain.ids import SessionId, TenantId
+from sessiond.domain.reasons import Cause, Reason
 from sessiond.service.coverage import cover
+from sessiond.service.engines import newest_head
+from sessiond.service.headchoice import is_gone, is_needed
+from sessiond.service.judge import storable_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from sessiond.domain.heads import Head
-    from sessiond.domain.reasons import Cause
     from sessiond.domain.session import Session
     from sessiond.domain.snapshot import Manifest
     from sessiond.service.context import Context
+    from sessiond.service.coverage import Coverage
     from sessiond.service.engines import Located
     from sessiond.service.snapshots import Snapshots
     from sessiond.service.watch import Key
@@ -25,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Found:
-    """What became of sessions; those that went elsewhere, or were deleted, are in none."""
+    """What became of sessions; those that went on elsewhere, or were deleted, are in none."""
 
     at_risk: tuple[AtRisk, ...]
     stored: Mapping[Key, Saved]  #: their newest snapshot has all that there is
@@ -96,25 +100,48 @@ class DrainScan:
     def _look(self, session: Session) -> _Seen | None:
         key = session.tenant, session.session_id
         try:
-            located = self._context.engines.see(session).located
-            if located is None or located.engine.engine_id != self.engine_id:
-                return None  # it has had a turn elsewhere since
+            heads = self._context.store.read_heads(*key)
+            sight = self._context.engines.see(session, heads)
+            ours = [head for head in heads if head.engine_id == self.engine_id]
+            own, located = newest_head(session, ours, sight.live), sight.located
+            if own is None or located is None:
+                return None
             newest = self._snapshots.newest_manifest(session)
-            if _is_gone(located.head):
+            here = located.engine.engine_id == self.engine_id
+            if is_gone(own.head) and (
+                here or own.head.updated_unix_s > located.head.updated_unix_s
+            ):
                 return _Seen(key, None, _saved(newest), is_gone=True)
+            if not here:
+                left = self._left_behind(own, located.head, newest)
+                return _Seen(key, left, _saved(newest)) if left else None
             return _Seen(key, self._at_risk(located, newest), _saved(newest))
         except StoreError:
             # One that cannot be looked at costs the others nothing; its suspend will tell why.
             return _Seen(key, AtRisk(*key, 0, session.created_unix_s))
 
+    def _left_behind(self, own: Located, there: Head, newest: Manifest | None) -> AtRisk | None:
+        """Return what would be lost although another engine has the session's newest turn."""
+        if not own.head.turns_in_flight and not is_needed(own.head, there):
+            return None  # it went on elsewhere
+        found = self._at_risk(own, newest)
+        if found is None or found.busy or found.cause or there.unkept:
+            return found
+        if there.turns_in_flight:
+            return replace(found, busy=True)  # its end decides
+        return replace(found, cause=own.engine.tier_cause or Cause(Reason.WENT_ELSEWHERE))
+
     def _at_risk(self, located: Located, newest: Manifest | None) -> AtRisk | None:
-        head, kept = located.head, 0
+        head, kept, cause = located.head, 0, None
         tokens = len(head.main.tokens) if head.main else 0
         busy = head.turns_in_flight > 0
         if not busy and not head.unkept:
             covered = cover(self._context.store, located.engine, head, newest)
             kept = covered.kept_tokens if covered else 0
             tokens = max(0, covered.tokens - kept) if covered else 0
+            if covered and newest and _is_passed_over(covered, newest):
+                tokens = storable_tokens(covered.branch, located.engine)
+                cause = Cause(Reason.SIDE_CALL)
             if not tokens:
                 return None
         return AtRisk(
@@ -125,11 +152,13 @@ class DrainScan:
             busy,
             newest.generation if newest else 0,
             kept,
+            cause,
         )
 
 
-def _is_gone(head: Head) -> bool:
-    return not (head.branches or head.turns_in_flight or head.unkept)
+def _is_passed_over(covered: Coverage, newest: Manifest) -> bool:
+    """Whether a branch had a turn since the snapshot, of which nobody knows what it is."""
+    return covered.is_side_call and covered.branch.updated_unix_s > newest.created_unix_s
 
 
 def _saved(manifest: Manifest | None) -> Saved | None:

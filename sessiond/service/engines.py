@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from sessiond.domain.errors import (
@@ -14,6 +14,7 @@ from sessiond.domain.errors import (
 )
 from sessiond.domain.session import Presence, Session
 from sessiond.service.compatibility import computes
+from sessiond.service.headchoice import choose_head, is_gone, of_session
 from sessiond.service.judge import storable_tokens
 
 if TYPE_CHECKING:
@@ -29,10 +30,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Located:
-    """The newest head of a session and the live engine that wrote it."""
+    """The head that has a session's conversation, and the live engine that wrote it."""
 
     engine: EngineInfo
     head: Head
+    gone_from: frozenset[str] = frozenset()  #: live engines that have forgotten its KV since
 
 
 @dataclass(frozen=True)
@@ -181,20 +183,20 @@ class Engines:
 def newest_head(
     session: Session, heads: Iterable[Head], live: Iterable[EngineInfo]
 ) -> Located | None:
-    """Return the newest head of a live engine; heads are hints, and the newest wins."""
+    """Return the head of a live engine that has the conversation, as a rule the newest."""
     engines: dict[str, EngineInfo] = {engine.engine_id: engine for engine in live}
     known = [
-        head
+        of_session(session, head)
         for head in heads
         if head.engine_id in engines and head.updated_unix_s >= session.created_unix_s
     ]
-    if not known:
+    off = {engine_id for engine_id, engine in engines.items() if engine.tier_off}
+    head = choose_head(known, off)
+    if head is None:
         return None
-    newest = max(known, key=lambda head: (head.updated_unix_s, head.sequence))
-    # An engine remembers a deleted session whose id was given to this one.
-    ours = tuple(b for b in newest.branches if b.updated_unix_s >= session.created_unix_s)
-    head = newest if len(ours) == len(newest.branches) else replace(newest, branches=ours)
-    return Located(engines[newest.engine_id], head)
+    since_unix_s = session.updated_unix_s
+    gone = (one for one in known if is_gone(one) and one.updated_unix_s >= since_unix_s)
+    return Located(engines[head.engine_id], head, frozenset(one.engine_id for one in gone))
 
 
 def presence_of(
@@ -202,11 +204,12 @@ def presence_of(
 ) -> Presence | None:
     """Return where the session's KV is believed to be."""
     resumed_on = session.resumed_on
-    resumed_alive = any(engine.engine_id == resumed_on for engine in live)
+    forgotten = located is not None and resumed_on in located.gone_from
+    resumed_alive = not forgotten and any(engine.engine_id == resumed_on for engine in live)
     resumed_unix_s = session.updated_unix_s if resumed_alive else 0.0
     here = located is not None and located.engine.engine_id == resumed_on
     if located and (here or located.head.updated_unix_s >= resumed_unix_s):
-        if _is_gone(located.head):
+        if is_gone(located.head):
             return None
         return _presence_of_head(located, resumed_unix_s if here else 0.0)
     if not resumed_alive:
@@ -219,11 +222,6 @@ def presence_of(
         head_digest="",
         idle_since_unix_s=resumed_unix_s,
     )
-
-
-def _is_gone(head: Head) -> bool:
-    """Whether the engine has forgotten the session's KV, as after a reset of its caches."""
-    return not (head.branches or head.turns_in_flight or head.unkept)
 
 
 def _presence_of_head(located: Located, resumed_unix_s: float) -> Presence:

@@ -18,11 +18,12 @@ from sessiond.domain.errors import (
 from sessiond.domain.ids import SessionId, TenantId, new_session_id
 from sessiond.domain.session import Event, OperationKind, Session
 from sessiond.domain.snapshot import Origin
-from sessiond.service.catalogue import record_of
+from sessiond.service.creation import was_deleted
 from sessiond.service.judge import summarize
 from sessiond.service.once import Once
 from sessiond.service.operations import claim
 from sessiond.service.ownership import Ownership, erase
+from sessiond.service.records import record_of
 from sessiond.store.forks import fork_snapshot
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class Forker:
 
     def _is_reused(self, session: Session) -> bool:
         """Whether the new session's id was that of a deleted one."""
-        if self._catalogue.was_deleted(session):
+        if was_deleted(self._context, session):
             return True
         if self._context.store.generations(session.tenant, session.session_id):
             # Found before anything is begun: what is undone would be gone with the fork.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Unpack
 
@@ -12,6 +13,7 @@ from sessiond.domain.outcomes import Outcome
 from sessiond.domain.session import OnEvicted, Operation, OperationKind, Session
 from sessiond.service import returns
 from sessiond.service.deletion import delete
+from sessiond.service.lostkv import with_lost
 from sessiond.service.once import Once
 from sessiond.service.operations import Claim, Operations, Result, Work, claim
 from sessiond.service.reports import first_reason, problem_of, resume_json, suspend_json
@@ -117,7 +119,8 @@ class Lifecycle:
             session = await self._catalogue.get(tenant, session_id)
             prospect = await self._resumer.look(session)
             await self._note_turn(session)
-            return wanted, partial(self._resume, prospect, wish)
+            planned = replace(wanted, planned_unix_s=session.created_unix_s)
+            return planned, partial(self._resume, prospect, wish)
 
         return await self._once(wanted, key, begin, wish.text if wish else None)
 
@@ -172,6 +175,7 @@ class Lifecycle:
         session = plan.session
         try:
             report = await self._storing.perform(plan)
+            report = with_lost(report, await self._resumer.lost(session))
             await self._update(session, resumed_on="", away_unix_s=self._context.now())
         except SessiondError as error:
             await self._failed(session, OperationKind.SUSPEND, error)
@@ -187,6 +191,8 @@ class Lifecycle:
     async def _resume(self, prospect: Prospect, wish: Wish | None) -> Result:
         session = prospect.session
         try:
+            # A newer snapshot may have been committed before this held the session.
+            prospect = await self._resumer.look_again(prospect)
             with self._context.restores.running():
                 report = await self._restorer.perform(prospect, wish)
             await self._update(

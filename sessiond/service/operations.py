@@ -45,6 +45,8 @@ class Claim:
     #: Of a suspend, when what it stores became that: one of something older is not joined.
     changed_unix_s: float = 0.0
     doubts: bool = False  #: whether there may be more than it knows of
+    #: When the session was created that it was planned for: it begins for no later one of its id.
+    planned_unix_s: float | None = None
 
 
 def claim(tenant: TenantId, session_id: SessionId, kind: OperationKind) -> Claim:
@@ -94,7 +96,8 @@ class Operations:
         # Before its row: whoever finds that asks for this.
         self._claims[operation.operation_id] = wanted
         try:
-            await self._context.blocking(self._context.registry.begin_operation, operation, creates)
+            begin, planned_unix_s = self._context.registry.begin_operation, wanted.planned_unix_s
+            await self._context.blocking(begin, operation, creates, planned_unix_s)
         except OperationInProgressError:
             self._forget(operation.operation_id)
             if creates is not None:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from sessiond.domain.errors import SessionExistsError, SnapshotNotFoundError, StoreError
 from sessiond.registry import Restored, Witness
-from sessiond.service.catalogue import session_of
 from sessiond.service.judge import summarize
+from sessiond.service.records import session_of
 from sessiond.store import layout
 
 if TYPE_CHECKING:

@@ -67,15 +67,15 @@ def new_bytes(result: Mapping[str, JsonValue]) -> int:
     return written if isinstance(written, int) else 0
 
 
-def lacks_only_evicted(result: Mapping[str, JsonValue]) -> bool:
-    """Whether eviction is the only cause of what was left out, by the answer to a suspend."""
+def lacks_only_gone(result: Mapping[str, JsonValue]) -> bool:
+    """Whether no engine has what was left out any more, by the answer to a suspend."""
     causes = result.get("causes")
     reasons = (
         [one.get("reason") for one in causes if isinstance(one, Mapping)]
         if isinstance(causes, list)
         else []
     )
-    return bool(reasons) and set(reasons) == {Reason.KV_EVICTED}
+    return bool(reasons) and set(reasons) <= {Reason.KV_EVICTED, Reason.ENGINE_LOST_KV}
 
 
 def resume_json(report: ResumeReport) -> Json:

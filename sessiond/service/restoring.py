@@ -123,9 +123,11 @@ class _Run:
     def report(self) -> ResumeReport:
         prospect, progress = self.prospect, self.progress
         manifest = prospect.readable.manifest
-        # Where the newest snapshot cannot be read, an older one must not pass for all of it.
-        lost_tokens = _newer_tokens(prospect.session, manifest) if manifest else 0
-        wanted_tokens = max(prospect.target_tokens, lost_tokens)
+        # Where the newest snapshot cannot be read, an older one must not pass for all of it. Nor
+        # does a snapshot where an engine has ended with more.
+        newer_tokens = _newer_tokens(prospect.session, manifest) if manifest else 0
+        lost_tokens = prospect.lost.tokens if prospect.lost else 0
+        wanted_tokens = max(prospect.target_tokens + lost_tokens, newer_tokens)
         lacks = progress.restored_tokens < prospect.target_tokens
         planned = self.plan.causes if self.plan and lacks else ()
         return ResumeReport(

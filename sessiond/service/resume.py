@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from sessiond.domain.errors import StoreError
 from sessiond.service.compatibility import Compatibility, adapter_for, check, surroundings
 from sessiond.service.engines import ANYWHERE, Where
 from sessiond.service.judge import movable_tokens
+from sessiond.service.lostkv import lost_kv
 
 if TYPE_CHECKING:
     from sessiond.domain.engines import EngineInfo, ServedAdapter
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from sessiond.domain.snapshot import Manifest
     from sessiond.service.context import Context
     from sessiond.service.engines import Sight
+    from sessiond.service.lostkv import LostKv
     from sessiond.service.snapshots import Readable, Snapshots
     from sessiond.store.sessionlook import SessionLook
 
@@ -28,6 +32,7 @@ class Survey:
     session: Session
     sight: Sight
     readable: Readable
+    lost: LostKv | None = None  #: that ended with its engine
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,7 @@ class Prospect:
     readable: Readable
     compatibility: Compatibility | None  #: ``None`` without a readable snapshot
     adapter: ServedAdapter | None = None  #: of the engine; ``None``: its model itself
+    lost: LostKv | None = None  #: that ended with its engine, after the newest snapshot
 
     @property
     def model(self) -> str:
@@ -59,11 +65,12 @@ class Prospect:
 
     @property
     def causes(self) -> tuple[Cause, ...]:
-        """Why not all of the newest snapshot may be used."""
+        """Why not all of the session's context may be used, or nobody has all of it."""
         found = self.compatibility
+        lost = (self.lost.cause,) if self.lost else ()
         if found is None:
-            return (*self.readable.causes, *self.unkept)
-        return (*self.readable.causes, *found.forbidding, *found.doubting)
+            return (*self.readable.causes, *lost, *self.unkept)
+        return (*self.readable.causes, *found.forbidding, *lost, *found.doubting)
 
     @property
     def hindrances(self) -> tuple[Cause, ...]:
@@ -101,6 +108,7 @@ class Resumer:
     def __init__(self, context: Context, snapshots: Snapshots) -> None:
         self._context = context
         self._snapshots = snapshots
+        self._again = asyncio.Lock()
 
     async def look(
         self, session: Session, model: str | None = None, engine: EngineInfo | None = None
@@ -115,6 +123,33 @@ class Resumer:
         survey = await self._context.blocking(self.survey, session)
         return await self.judge(survey, model, engine)
 
+    async def look_again(self, prospect: Prospect) -> Prospect:
+        """Return *prospect*, or a new one if snapshots were committed or removed since.
+
+        Who comes first is answered first: resumes keep their order.
+
+        :raises SessionNotFoundError: the session was deleted.
+        :raises UnavailableError: no engine can.
+        """
+        async with self._again:
+            if await self._context.blocking(self._is_current, prospect):
+                return prospect
+            key = prospect.session.tenant, prospect.session.session_id
+            session = await self._context.blocking(self._context.registry.get_session, *key)
+            return await self.look(session)
+
+    def _is_current(self, prospect: Prospect) -> bool:
+        session, manifest = prospect.session, prospect.readable.manifest
+        stored = self._context.store.generations(session.tenant, session.session_id)
+        return max(stored, default=0) == (manifest.generation if manifest else 0)
+
+    async def lost(self, session: Session) -> LostKv | None:
+        """Return what of a session ended with its engine; ``None``: nothing that is known of."""
+        try:
+            return (await self._context.blocking(self.survey, session)).lost
+        except StoreError:
+            return None
+
     def survey(self, session: Session, look: SessionLook | None = None) -> Survey:
         """Read everything that :meth:`judge` needs, once, in the caller's thread.
 
@@ -122,7 +157,9 @@ class Resumer:
         """
         look = look or self._context.store.look(session.tenant, session.session_id)
         sight = self._context.engines.see(session, look.heads)
-        return Survey(session, sight, self._snapshots.newest_readable_now(session, look))
+        readable = self._snapshots.newest_readable_now(session, look)
+        lost = lost_kv(session, look.heads, sight, readable)
+        return Survey(session, sight, readable, lost)
 
     async def judge(
         self,
@@ -143,4 +180,4 @@ class Resumer:
             wanted, model = "", None  # it may compute the same under another name
         adapter = adapter_for(engine, wanted, manifest if model is None else None)
         found = check(manifest, engine, adapter) if manifest else None
-        return Prospect(session, sight, engine, survey.readable, found, adapter)
+        return Prospect(session, sight, engine, survey.readable, found, adapter, survey.lost)

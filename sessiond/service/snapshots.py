@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from sessiond.domain.errors import (
@@ -132,9 +133,14 @@ class Snapshots:
             except (StoreError, SnapshotNotFoundError):
                 continue  # a resume names it; here only what can be read is recorded
             summary = summarize(manifest, parent, session.model, seconds=0.0)
-            writes.record(self._context, session, summary)
-            recorded += 1
+            # A removal may have begun since: it must not be recorded after the end of that.
+            is_there = partial(self._is_there, manifest)
+            recorded += writes.record(self._context, session, summary, is_there)
         return recorded
+
+    def _is_there(self, manifest: Manifest) -> bool:
+        found = self._context.store.generations(manifest.tenant, manifest.session)
+        return manifest.generation in found
 
     def _parent(self, manifest: Manifest) -> Manifest | None:
         if not manifest.parent_generation:

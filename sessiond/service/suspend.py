@@ -147,7 +147,9 @@ class Suspender:
             engine = await self._context.engines.choose(plan.session.model)  # names what is missing
             if engine.tier_cause is not None:
                 raise tier_error(engine.tier_cause)
-            raise error_of(plan.doubts) if plan.doubts else NothingToSuspendError
+            lost = await self._resumer.lost(plan.session)
+            nothing = NothingToSuspendError(causes=(lost.cause,) if lost else ())
+            raise error_of(plan.doubts) if plan.doubts else nothing
         if await self._context.engines.is_pending(plan.session.model):
             # It may have a newer head that it cannot tell of yet.
             raise IdentityPendingError(causes=(Cause(Reason.IDENTITY_PENDING),))

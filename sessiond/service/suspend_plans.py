@@ -94,6 +94,7 @@ class Plan:
             on_evicted=self.on_evicted,
             changed_unix_s=self.source.branch.updated_unix_s if self.source else 0.0,
             doubts=bool(self.doubts),
+            planned_unix_s=self.session.created_unix_s,
         )
 
 

@@ -21,7 +21,8 @@ from sessiond.domain.errors import (
 )
 from sessiond.domain.reasons import Reason
 from sessiond.domain.session import OperationStatus, SessionState
-from sessiond.service.reports import first_reason, lacks_only_evicted, new_bytes
+from sessiond.service import creation
+from sessiond.service.reports import first_reason, lacks_only_gone, new_bytes
 from sessiond.service.suspend_plans import SuspendBy
 from sessiond.service.sweep_admission import Admission, Hold
 from sessiond.service.sweep_ledger import Ledger
@@ -102,7 +103,13 @@ class Sweeper:
         self._ledger = Ledger(context)
 
     async def watch_all(self) -> int:
-        """Watch every session of the store once, after a start; return how many."""
+        """Watch every session of the store once, after a start; return how many.
+
+        Creations that were cut off are finished.
+
+        :raises StoreError: the store cannot be read.
+        :raises RegistryUnavailableError: the registry does not answer.
+        """
         keys = await self._context.blocking(self._all_keys)
         for key in keys:
             self._context.watchlist.add(key, until_unix_s=0.0)
@@ -224,7 +231,7 @@ class Sweeper:
         self._admission.wrote(new_bytes(result), began_s)
         self._ledger.done(view)
         if result.get("missing_tokens"):
-            self._try_again(view, is_gone=lacks_only_evicted(result))
+            self._try_again(view, is_gone=lacks_only_gone(result))
         return _End.SUSPENDED
 
     def _try_again(self, view: View, *, is_gone: bool) -> None:
@@ -241,8 +248,9 @@ class Sweeper:
             self._ledger.has_ended(spent, now_unix_s)
 
     def _all_keys(self) -> list[Key]:
-        return [
-            (record.tenant, record.session)
-            for record in self._context.store.list_sessions()
-            if not record.is_tombstone
-        ]
+        keys: list[Key] = []
+        deleted: list[Key] = []
+        for record in self._context.store.list_sessions():
+            (deleted if record.is_tombstone else keys).append((record.tenant, record.session))
+        creation.finish(self._context, deleted)  # here, where all files are read once
+        return keys

@@ -9,6 +9,8 @@ from sessiond.domain.errors import InvalidInputError, RegistryUnavailableError
 from sessiond.domain.worth import WriteBudget
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sessiond.domain.canonical import JsonValue
     from sessiond.domain.session import Session
     from sessiond.domain.snapshot import SnapshotSummary
@@ -18,22 +20,36 @@ _log = logging.getLogger(__name__)
 _SWITCH: Final = "write_budget"
 
 
-def record(context: Context, session: Session, summary: SnapshotSummary) -> None:
+def record(
+    context: Context,
+    session: Session,
+    summary: SnapshotSummary,
+    is_there: Callable[[], bool] | None = None,
+) -> bool:
     """Tell the registry of a committed snapshot, and count what was written for it, once.
 
+    Returns whether it was new to the registry.
+
+    :param is_there: whether the store still has it, for one that was found there
     :raises SessionNotFoundError: there is no such session, or it is deleted.
     :raises RegistryUnavailableError: the registry does not answer.
     """
-    added = context.registry.record_snapshot(session.tenant, session.session_id, summary)
-    if not added or not summary.new_bytes:
-        return
-    context.observer.written(summary.new_bytes)
+    added = context.registry.record_snapshot(
+        session.tenant, session.session_id, summary, session.created_unix_s, is_there
+    )
+    if added and summary.new_bytes:
+        _count(context, summary.new_bytes)
+    return added
+
+
+def _count(context: Context, new_bytes: int) -> None:
+    context.observer.written(new_bytes)
     if not context.limits.write_bytes_per_day:
         return
     now = context.now()
 
     def spent(value: dict[str, JsonValue] | None) -> dict[str, JsonValue]:
-        return _read(context, value).spend(summary.new_bytes, now).as_json()
+        return _read(context, value).spend(new_bytes, now).as_json()
 
     try:
         context.registry.revise_switch(_SWITCH, spent, now)

@@ -203,6 +203,19 @@ def test_only_a_delete_begins_on_a_deleted_session(registry: Registry, session: 
     registry.begin_operation(an_operation(session, kind=OperationKind.DELETE))
 
 
+def test_an_operation_begins_for_the_session_that_it_was_planned_for(
+    registry: Registry, session: Session
+) -> None:
+    registry.mark_deleted(session.tenant, session.session_id, NOW_UNIX_S)
+    registry.create_session(replace(session, created_unix_s=NOW_UNIX_S + 0.5))
+    late = an_operation(session)
+    with pytest.raises(SessionNotFoundError):
+        registry.begin_operation(late, planned_unix_s=session.created_unix_s)
+    assert running_id(registry, session, NOW_UNIX_S) is None
+    registry.begin_operation(late, planned_unix_s=NOW_UNIX_S + 0.5)
+    assert running_id(registry, session, NOW_UNIX_S) == late.operation_id
+
+
 # -- at once ---------------------------------------------------------------------------------
 
 

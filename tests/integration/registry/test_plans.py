@@ -82,6 +82,7 @@ CALLS: dict[str, Callable[[Registry], object]] = {
     "list unknown tenant": lambda r: r.list_sessions(TenantId("nobody"), pinned=True),
     "update": lambda r: r.update_session(S, T, pinned=True),
     "record": lambda r: r.record_snapshot(S, T, a_summary(9)),
+    "record found": lambda r: r.record_snapshot(S, T, a_summary(10), 77777.0, lambda: True),
     "snapshots": lambda r: r.list_snapshots(S, T),
     "restore": lambda r: r.restore_session(
         Witness(a_session(SessionId("s4")), 1.0, (a_summary(3),), frozenset({1}), is_guess=False),
@@ -100,6 +101,9 @@ CALLS: dict[str, Callable[[Registry], object]] = {
     "give up away": lambda r: r.give_up_away(1000.0),
     "read": lambda r: r.read_snapshots(S, SessionId("s7")),
     "begin": lambda r: r.begin_operation(an_operation(a_session(T))),
+    "begin planned": lambda r: r.begin_operation(
+        an_operation(a_session(SessionId("s77778"))), None, 77778.0
+    ),
     "begin expired": lambda r: r.begin_operation(
         an_operation(BUSY, created_unix_s=LATE_UNIX_S, kind=OperationKind.DELETE)
     ),

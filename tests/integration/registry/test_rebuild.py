@@ -16,8 +16,8 @@ from sessiond.domain.errors import SessionNotFoundError
 from sessiond.domain.ids import DEFAULT_TENANT, SessionId, TenantId
 from sessiond.domain.keys import KeyRing
 from sessiond.registry import Registry, Restored, Witness
-from sessiond.service.catalogue import record_of
 from sessiond.service.rebuild import RebuildReport, rebuild_registry
+from sessiond.service.records import record_of
 from sessiond.store.store import Store
 from sessiond.testing.files import Crash, flip_byte
 from sessiond.testing.snapshots import SnapshotPlan, write_snapshot

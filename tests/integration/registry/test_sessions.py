@@ -184,6 +184,22 @@ def test_snapshots(registry: Registry) -> None:
     assert registry.list_snapshots(*key) == [a_summary(1), a_summary(2), a_summary(10)]
 
 
+def test_a_late_snapshot_of_what_is_gone_changes_nothing(registry: Registry) -> None:
+    session = a_session()
+    key, created_unix_s = (session.tenant, session.session_id), session.created_unix_s
+    registry.create_session(session)
+
+    def record(created_unix_s: float, *, there: bool) -> bool:
+        return registry.record_snapshot(*key, a_summary(1), created_unix_s, lambda: there)
+
+    assert not record(created_unix_s - 1, there=True)  # of an earlier session of the id
+    assert not record(created_unix_s, there=False)  # removed since it was read
+    assert registry.get_session(*key) == session
+    assert registry.list_snapshots(*key) == []
+    assert record(created_unix_s, there=True)
+    assert registry.get_session(*key).snapshot == a_summary(1)
+
+
 def test_filters(registry: Registry) -> None:
     registry.create_session(a_session("a"))
     registry.create_session(a_session("b", pinned=True))

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from sessiond.domain.ids import DEFAULT_TENANT
-from sessiond.service.catalogue import record_of, session_of
+from sessiond.service.records import record_of, session_of
 from sessiond.testing.world import AGENT, World, report, text
 
 if TYPE_CHECKING:

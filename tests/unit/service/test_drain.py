@@ -12,13 +12,14 @@ import pytest
 
 from sessiond.domain.drains import AtRisk, most_valuable_first
 from sessiond.domain.errors import EngineNotFoundError, RegistryUnavailableError
+from sessiond.domain.heads import add_branch
 from sessiond.domain.ids import DEFAULT_TENANT, SessionId, TenantId
 from sessiond.domain.jsonbody import parse_body
 from sessiond.domain.reasons import Reason
 from sessiond.domain.session import SessionState
 from sessiond.service.calls import Call, Endpoint
 from sessiond.service.drain_scan import DrainScan, Found
-from sessiond.service.engines import ANYWHERE
+from sessiond.service.engines import ANYWHERE, Where
 from sessiond.service.routing import Router
 from sessiond.testing.files import FaultyOps
 from sessiond.testing.world import PATIENT, World, open_world, report, text
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sessiond.domain.drains import DrainReport
+    from sessiond.domain.tokens import TokenIds
     from sessiond.service.watch import Key
     from sessiond.testing.fake_engine import FakeEngine
 
@@ -65,6 +67,16 @@ async def used(
 async def drain(world: World, engine: FakeEngine, deadline_s: float = LONG_S) -> DrainReport:
     engine_id = engine.info.engine_id
     return await world.services.drainer.drain(DEFAULT_TENANT, engine_id, deadline_s)
+
+
+async def drain_in_doubt(world: World, engine: FakeEngine, reason: Reason) -> DrainReport:
+    """Return what a drain tells that cannot be complete, once it has seen why."""
+    async with asyncio.timeout(LONG_S):
+        while True:
+            told = await drain(world, engine, 0.1)
+            assert not told.complete
+            if [cause.reason for cause in told.causes] == [reason]:
+                return told
 
 
 def saved(told: DrainReport) -> dict[str, int]:
@@ -153,6 +165,85 @@ async def test_a_session_that_went_elsewhere_is_not_the_engines(
     assert (told.complete, told.saved, told.unsaved) == (True, (), ())
 
 
+async def turn_on(world: World, engine: FakeEngine, prompt: TokenIds[int]) -> None:
+    """Take a turn of A on this engine, wherever its KV is."""
+    where = Where(engine.info.engine_id)
+    ticket = await world.services.turns.ticket(DEFAULT_TENANT, A, where=where)
+    await world.use(ticket, prompt)
+
+
+async def test_a_turn_elsewhere_that_has_only_begun_is_waited_for(
+    world: World, engine: FakeEngine
+) -> None:
+    await used(world, A)
+    second = world.start_engine("second")
+    second.begin_turn(DEFAULT_TENANT, A)
+    told = await drain(world, engine, 0.2)
+    assert (told.complete, unsaved(told)) == (False, {A: ("turn_in_flight", 96)})
+    running = asyncio.create_task(drain(world, engine))
+    second.end_turn(DEFAULT_TENANT, A)  # and leaves nothing
+    told = await running
+    assert (told.complete, saved(told)) == (True, {A: 96})
+
+
+async def test_a_turn_in_flight_counts_although_one_elsewhere_is_newer(
+    world: World, engine: FakeEngine
+) -> None:
+    await used(world, A)
+    second = world.start_engine("second")
+    engine.begin_turn(DEFAULT_TENANT, A)
+    await turn_on(world, second, text(120, ord("a")))
+    told = await drain(world, engine, 0.2)
+    assert (told.complete, unsaved(told)) == (False, {A: ("turn_in_flight", 108)})
+    engine.end_turn(DEFAULT_TENANT, A)
+    told = await drain(world, engine)
+    assert (told.complete, told.saved, told.unsaved) == (True, (), ())
+
+
+async def test_after_a_side_call_elsewhere_the_conversation_is_stored(
+    world: World, engine: FakeEngine
+) -> None:
+    await used(world, A, 400)
+    second = world.start_engine("second")
+    await turn_on(world, second, text(64, seed=8))
+    told = await drain(world, second)
+    assert (told.complete, told.saved, told.unsaved) == (True, (), ())
+    assert saved(await drain(world, engine)) == {A: 400}
+
+
+async def test_what_the_engine_has_more_than_another_one_that_was_resumed_is_told(
+    world: World, engine: FakeEngine
+) -> None:
+    await used(world, A)
+    report(await world.suspend(A))
+    await world.turn(A, text(200, ord("a")))
+    second = world.start_engine("second")
+    (ours,) = world.store.read_heads(DEFAULT_TENANT, A)
+    assert ours.main is not None
+    part = replace(ours.main, tokens=ours.main.tokens[:97], updated_unix_s=time.time())
+    second.write_head(
+        add_branch(replace(ours, engine_id=second.info.engine_id, branches=()), part, time.time())
+    )
+    told = await drain(world, engine)
+    assert (told.complete, unsaved(told)) == (False, {A: ("went_elsewhere", 208 - 16 - 96)})
+    await turn_on(world, second, text(220, ord("a")))
+    assert (await drain(world, engine)).complete
+
+
+async def test_a_turn_of_which_nobody_knows_whether_it_is_a_side_call_is_told(
+    world: World, engine: FakeEngine
+) -> None:
+    await used(world, A)
+    report(await world.suspend(A))
+    world.kill_engine(engine)
+    second = world.start_engine("second")
+    await world.turn(A, text(400, seed=9))
+    told = await drain(world, second)
+    assert (told.complete, unsaved(told)) == (False, {A: ("side_call", 400)})
+    await world.turn(A, text(440, seed=9))
+    assert saved(await drain(world, second)) == {A: 448 - 16}
+
+
 # What heads do not tell yet
 
 
@@ -177,9 +268,8 @@ async def test_an_engine_that_does_not_tell_what_it_has_is_not_drained(
         engine = world.start_engine()
         await used(world, A)
         engine.faults.hangs.add("heads")
-        told = await drain(world, engine, 0.5)
-        assert (told.complete, saved(told), told.unsaved) == (False, {A: 96}, ())
-        assert [cause.reason for cause in told.causes] == [Reason.HEAD_UNCONFIRMED]
+        told = await drain_in_doubt(world, engine, Reason.HEAD_UNCONFIRMED)
+        assert told.unsaved == ()
         engine.faults.hangs.clear()
         told = await drain(world, engine)
         assert (told.complete, told.causes) == (True, ())
@@ -190,11 +280,7 @@ async def test_an_engine_that_does_not_know_itself_yet_is_not_drained(
 ) -> None:
     engine.update(tier_off="16 GB", tier_off_reason="identity_pending")
     engine.faults.refusals["heads"] = Reason.IDENTITY_PENDING
-    told = await drain(world, engine, 0.3)
-    assert (told.complete, [cause.reason for cause in told.causes]) == (
-        False,
-        [Reason.IDENTITY_PENDING],
-    )
+    await drain_in_doubt(world, engine, Reason.IDENTITY_PENDING)
 
 
 async def test_an_engine_that_sleeps_has_nothing(tmp_path: Path) -> None:
@@ -217,9 +303,8 @@ async def test_what_an_engine_without_a_mover_has_is_not_known(
         engine.faults.refusals["heads"] = Reason.MOVER_FAILED
     else:
         engine.faults.hangs.add("heads")
-    told = await drain(world, engine, 0.3)
     expected = Reason.MOVER_FAILED if answers else Reason.HEAD_UNCONFIRMED
-    assert (told.complete, [cause.reason for cause in told.causes]) == (False, [expected])
+    await drain_in_doubt(world, engine, expected)
 
 
 async def test_a_turn_that_ends_while_another_one_is_waited_for_is_stored(
@@ -290,11 +375,7 @@ async def test_a_turn_that_is_on_its_way_to_the_engine_is_waited_for(
     await world.create(A)
     with world.services.context.on_the_way.to(engine.info.engine_id):
         draining = asyncio.create_task(drain(world, engine))
-        told = await drain(world, engine, 0.2)
-        assert (told.complete, [cause.reason for cause in told.causes]) == (
-            False,
-            [Reason.TURN_IN_FLIGHT],
-        )
+        await drain_in_doubt(world, engine, Reason.TURN_IN_FLIGHT)
         await world.turn(A, text(100))
     assert saved(await draining) == {A: 96}
 
@@ -519,6 +600,21 @@ async def test_each_is_in_one_list_when_the_caches_are_reset_meanwhile(
     told = await running
     assert (told.complete, saved(told)) == (False, {A: 400})
     assert unsaved(told) == {B: ("kv_evicted", 304), C: ("kv_evicted", 96)}
+
+
+async def test_what_a_reset_took_is_told_although_another_engine_has_an_older_turn(
+    world: World, engine: FakeEngine
+) -> None:
+    second = world.start_engine("second")
+    await world.create(A)
+    await turn_on(world, second, text(50, ord("a")))
+    await turn_on(world, engine, text(100, ord("a")))
+    held = engine.faults.gates["suspend"] = asyncio.Event()
+    running = asyncio.create_task(drain(world, engine))
+    await suspends_of(engine, [A])
+    engine.reset()
+    held.set()
+    assert unsaved(await running) == {A: ("kv_evicted", 96)}
 
 
 async def suspends_of(engine: FakeEngine, sessions: list[SessionId]) -> None:

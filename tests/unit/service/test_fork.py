@@ -20,9 +20,10 @@ from sessiond.domain.ids import DEFAULT_TENANT, SessionId
 from sessiond.domain.session import OnEvicted, OperationKind, OperationStatus, SessionState
 from sessiond.domain.snapshot import Origin
 from sessiond.registry import Registry, upgrade
-from sessiond.service.catalogue import Wanted, record_of
+from sessiond.service.catalogue import Wanted
 from sessiond.service.fork import ForkWish
 from sessiond.service.rebuild import rebuild_registry
+from sessiond.service.records import record_of
 from sessiond.store.forks import fork_snapshot
 from sessiond.testing.files import FaultyOps
 from sessiond.testing.holds import LONG_S, Hold
@@ -374,6 +375,28 @@ async def test_recovery_keeps_a_fork_that_was_committed(suspended: World) -> Non
     assert (await suspended.show(FORK)).state is SessionState.SUSPENDED
     assert kinds(suspended, AGENT)[-1] == "forked"
     assert kinds(suspended, FORK) == ["forked", "recovered"]
+    assert await restored_tokens(suspended, FORK) == 96
+
+
+async def test_recovery_keeps_a_fork_whose_snapshot_cannot_be_read_for_now(
+    suspended: World,
+) -> None:
+    abandoned(suspended)
+    source = suspended.store.read_manifest(DEFAULT_TENANT, AGENT, 1)
+    before = set(suspended.store.root.rglob("*.manifest"))
+    fork_snapshot(suspended.store, source, FORK)
+    (path,) = set(suspended.store.root.rglob("*.manifest")) - before
+    whole = path.read_bytes()
+    path.write_bytes(b"")
+    suspended.pass_time(2)
+    recover = suspended.services.recovery.recover
+    assert (await recover(), await recover()) == (1, 0)
+    assert suspended.store.generations(DEFAULT_TENANT, FORK) == [1]
+    path.write_bytes(whole)
+    assert await recover() == 0
+    assert (await suspended.show(FORK)).state is SessionState.SUSPENDED
+    assert kinds(suspended, AGENT)[-1] == "forked"
+    assert kinds(suspended, FORK) == ["recovered", "forked"]
     assert await restored_tokens(suspended, FORK) == 96
 
 

@@ -170,6 +170,66 @@ async def test_a_suspend_that_froze_prunes_nothing_of_the_next_session(
     assert "snapshot_pruned" not in await kinds(world)
 
 
+async def test_a_reader_beside_an_expiry_records_nothing_that_is_gone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await stored(world)
+    await world.turn(AGENT, text(150))
+    report(await world.suspend())  # with two generations, a reader asks which ones are known
+    world.pass_time(2 * TTL_S)
+    removal = Hold(world.store.upkeep, monkeypatch, "release")
+    expiry = asyncio.create_task(world.services.retention.run())
+    await removal.arrived()
+    record = Hold(world.registry, monkeypatch, "record_snapshot")
+    reader = asyncio.create_task(world.show())
+    await record.arrived()
+    await removal.go_on()
+    assert (await expiry).expired == 1
+    await record.go_on()
+    await reader
+    session = world.registry.get_session(DEFAULT_TENANT, AGENT)
+    assert session.snapshot is None
+    assert session.lost_reason == "snapshot_expired"
+
+
+async def test_a_reader_of_a_deleted_session_records_nothing_of_it_for_the_next_one(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await stored(world)
+    manifest = world.store.read_manifest(DEFAULT_TENANT, AGENT, 1)
+    world.store.commit_manifest(replace(manifest, generation=2, parent_generation=1))
+    record = Hold(world.registry, monkeypatch, "record_snapshot")
+    reader = asyncio.create_task(world.show())
+    await record.arrived()
+    report(await world.delete())
+    await stored(world)
+    await record.go_on()
+    await reader
+    await assert_whole(world)
+    snapshots = world.registry.list_snapshots(DEFAULT_TENANT, AGENT)
+    assert [snapshot.generation for snapshot in snapshots] == [1]
+
+
+@pytest.mark.parametrize("kind", [OperationKind.SUSPEND, OperationKind.RESUME])
+async def test_what_was_planned_for_a_deleted_session_does_not_begin_for_the_next_one(
+    world: World, monkeypatch: pytest.MonkeyPatch, kind: OperationKind
+) -> None:
+    await stored(world)
+    lifecycle = world.services.lifecycle
+    call = lifecycle.suspend if kind is OperationKind.SUSPEND else lifecycle.resume
+    hold = Hold(world.registry, monkeypatch, "begin_operation")
+    late = asyncio.create_task(call(DEFAULT_TENANT, AGENT))
+    await hold.arrived()
+    report(await world.delete())
+    await world.create()
+    await hold.go_on()
+    with pytest.raises(SessionNotFoundError):
+        await late
+    session = (await world.show()).session
+    assert (session.snapshot, session.last_outcome) == (None, "")
+    assert world.store.generations(DEFAULT_TENANT, AGENT) == []
+
+
 async def test_an_eviction_spares_what_a_creation_has_taken_over(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,8 +11,18 @@ from sessiond.domain.fingerprint import Fingerprint
 from sessiond.domain.ids import DEFAULT_TENANT
 from sessiond.domain.reasons import Reason
 from sessiond.domain.session import SessionState
+from sessiond.testing.holds import Hold
 from sessiond.testing.values import a_session
-from sessiond.testing.world import AGENT, World, open_world, problem, reasons, report, text
+from sessiond.testing.world import (
+    AGENT,
+    PATIENT,
+    World,
+    open_world,
+    problem,
+    reasons,
+    report,
+    text,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -317,3 +328,26 @@ async def test_a_snapshot_that_nobody_recorded_is_found(world: World) -> None:
     world.start_engine()
     assert report(await world.resume())["outcome"] == "restored"
     assert (await world.show()).session.snapshot is not None
+
+
+async def test_what_is_committed_before_a_resume_holds_the_session_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_world(tmp_path, limits=PATIENT) as world:
+        engine = world.start_engine()
+        await world.create()
+        await world.turn(AGENT, text(100))
+        report(await world.suspend())
+        await world.turn(AGENT, text(300))
+        hold = Hold(world.registry, monkeypatch, "begin_operation")
+        late = asyncio.create_task(world.services.lifecycle.resume(DEFAULT_TENANT, AGENT))
+        await hold.arrived()
+        report(await world.suspend())
+        engine.evict()
+        await hold.go_on()
+        told = report(await world.ended(await late))
+        assert (told["outcome"], told["generation"], told["tokens_restored"]) == (
+            "restored",
+            2,
+            304,
+        )

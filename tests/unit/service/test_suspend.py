@@ -469,6 +469,7 @@ async def test_a_compacted_history_is_stored_from_its_second_turn(
 async def test_a_side_call_does_not_take_the_place_of_the_snapshot(
     world: World, engine: FakeEngine, tokens: int
 ) -> None:
+    await world.turn(AGENT, text(110))  # a second one: the first was no router's call
     report(await world.suspend())
     await world.turn(AGENT, text(tokens, seed=5))
     assert (await world.show()).state is SessionState.SUSPENDED

@@ -13,6 +13,8 @@ from sessiond.client import ApiError, Client, ResumeReport
 
 _GONE: Final = "session_not_found"
 _WHOLE: Final = frozenset({"restored", "warm"})
+#: A turn that nobody had stored died with its engine: the snapshot is whole all the same.
+_PROMISED_BY_NOBODY: Final = "engine_lost_kv"
 #: What ends by itself, after a moment: work that was begun for somebody who has left.
 _PASSING: Final = frozenset(
     {"operation_in_progress", "turn_in_flight", "ram_tier_busy", "head_stale", "identity_pending"}
@@ -85,7 +87,8 @@ def _look(client: Client, promise: Promise) -> Found:
     except ApiError as error:
         return Found(session.created_unix_s, generation, "", error.code)
     why = ", ".join(f"{cause.reason} {cause.detail}".strip() for cause in report.causes)
-    return Found(session.created_unix_s, generation, report.outcome, why)
+    outcome = "restored" if _lacks_only_what_died(report) else report.outcome
+    return Found(session.created_unix_s, generation, outcome, why)
 
 
 def _resume(client: Client, session_id: str) -> ResumeReport:
@@ -93,6 +96,11 @@ def _resume(client: Client, session_id: str) -> ResumeReport:
     if report.outcome not in _WHOLE and report.reason in _PASSING:
         raise ApiError(report.reason, f"The resume was {report.outcome}.")
     return report
+
+
+def _lacks_only_what_died(report: ResumeReport) -> bool:
+    reasons = {cause.reason for cause in report.causes}
+    return report.outcome == "partial" and reasons == {_PROMISED_BY_NOBODY}
 
 
 def _delete(client: Client, session_id: str) -> None:

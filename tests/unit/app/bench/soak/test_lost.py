@@ -15,7 +15,7 @@ from sessiond.app.bench.soak.agent import SoakAgent
 from sessiond.app.bench.soak.ledger import Ledger, Promise
 from sessiond.app.bench.soak.lost import Found, judge
 from sessiond.app.bench.soak.script import Kind, Step, Way, script
-from sessiond.client import Client
+from sessiond.client import Cause, Client, ResumeReport
 from sessiond.domain.ids import DEFAULT_TENANT, SessionId
 from sessiond.testing.served import ServedWorld, served_world
 
@@ -42,6 +42,25 @@ def test_what_was_promised_and_is_not_there_is_told(found: Found, why: str) -> N
 
 def test_a_session_that_was_never_suspended_has_no_snapshot_to_lose() -> None:
     assert judge(Promise("s", 5.0), Found(5.0)) == ""
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reasons", "is_whole"),
+    [
+        ("partial", ["engine_lost_kv"], True),
+        ("partial", ["engine_lost_kv", "snapshot_corrupt"], False),
+        ("partial", [], False),
+        ("recomputed", ["engine_lost_kv"], False),
+    ],
+)
+def test_a_turn_that_died_with_its_engine_was_promised_by_nobody(
+    outcome: str,
+    reasons: list[str],
+    is_whole: bool,  # noqa: FBT001 - a parameter
+) -> None:
+    causes = tuple(Cause(reason, "", "") for reason in reasons)
+    told = ResumeReport("op", "s", outcome, "", causes, "e", 1, 9, 8, 8, 8, 0.1)
+    assert lost._lacks_only_what_died(told) == is_whole
 
 
 class Scene:
