@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from sessiond.client.answers import Cause
+
 
 @dataclass(frozen=True)
 class Adapter:
@@ -116,6 +118,7 @@ class DrainReport:
     saved: tuple[Saved, ...]
     unsaved: tuple[Unsaved, ...]
     seconds: float
+    causes: tuple[Cause, ...] = ()  #: why the engine may have more than what was found
 
 
 @dataclass(frozen=True)

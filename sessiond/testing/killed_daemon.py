@@ -20,7 +20,16 @@ from sessiond.service.rebuild import Rebuilder
 from sessiond.store.store import Store
 from sessiond.store.verify import VerifyOptions
 from sessiond.testing.killing import Killer, arm_stores
-from sessiond.testing.world import AGENT, QUICK, World, empty_database, open_world, report, text
+from sessiond.testing.world import (
+    AGENT,
+    QUICK,
+    World,
+    empty_database,
+    open_world,
+    reasons,
+    report,
+    text,
+)
 
 Action: TypeAlias = Callable[[World], Awaitable[object]]
 
@@ -138,6 +147,7 @@ async def _used(world: World) -> dict[str, Any]:
     suspended = report(await world.suspend())
     return {
         "outcome": resumed["outcome"],
+        "reasons": reasons(resumed),
         "missing_tokens": suspended["missing_tokens"],
         "generation": suspended["snapshot"]["generation"],
     }
