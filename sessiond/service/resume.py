@@ -70,7 +70,7 @@ class Prospect:
         lost = (self.lost.cause,) if self.lost else ()
         if found is None:
             return (*self.readable.causes, *lost, *self.unkept)
-        return (*self.readable.causes, *found.forbidding, *lost, *found.doubting)
+        return (*self.readable.causes, *found.forbidding, *found.doubting, *lost)
 
     @property
     def hindrances(self) -> tuple[Cause, ...]:
