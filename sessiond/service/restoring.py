@@ -132,7 +132,7 @@ class _Run:
         planned = self.plan.causes if self.plan and lacks else ()
         return ResumeReport(
             outcome=conclude(wanted_tokens, progress.restored_tokens, progress.disk_tokens),
-            causes=(*planned, *prospect.causes, *progress.causes),
+            causes=(*planned, *prospect.causes, *progress.causes, *prospect.lost_causes),
             engine_id=prospect.engine.engine_id,
             generation=manifest.generation if manifest else 0,
             tokens_total=len(manifest.tokens) if manifest else 0,

@@ -65,12 +65,16 @@ class Prospect:
 
     @property
     def causes(self) -> tuple[Cause, ...]:
-        """Why not all of the session's context may be used, or nobody has all of it."""
+        """Why not all of the newest snapshot may be used."""
         found = self.compatibility
-        lost = (self.lost.cause,) if self.lost else ()
         if found is None:
-            return (*self.readable.causes, *lost, *self.unkept)
-        return (*self.readable.causes, *found.forbidding, *found.doubting, *lost)
+            return (*self.readable.causes, *self.unkept)
+        return (*self.readable.causes, *found.forbidding, *found.doubting)
+
+    @property
+    def lost_causes(self) -> tuple[Cause, ...]:
+        """Why that is not all of the session's context; told after what concerns the snapshot."""
+        return (self.lost.cause,) if self.lost else ()
 
     @property
     def hindrances(self) -> tuple[Cause, ...]:

@@ -197,7 +197,7 @@ def causes_of(prospect: Prospect, decision: Decision) -> tuple[Cause, ...]:
     if never and warm:
         return prospect.unkept
     planned = decision.plan.causes if decision.plan and not warm else ()
-    return (*planned, *prospect.causes)
+    return (*planned, *prospect.causes, *prospect.lost_causes)
 
 
 def _purpose(prospect: Prospect, decision: Decision) -> Purpose:

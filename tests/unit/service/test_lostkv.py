@@ -16,6 +16,7 @@ from sessiond.service.engines import Sight, Where
 from sessiond.service.lostkv import LostKv, lost_kv
 from sessiond.service.reports import lacks_only_gone
 from sessiond.service.snapshots import Readable
+from sessiond.testing.files import flip_byte
 from sessiond.testing.world import AGENT, World, open_world, reasons, report, suspends, text
 
 if TYPE_CHECKING:
@@ -77,6 +78,18 @@ async def test_a_resume_does_not_pass_for_all_of_it(world: World, engine: FakeEn
     assert reasons(report(await world.suspend())) == _LOST
     assert report(await world.resume())["outcome"] == "partial"
     assert (await world.show()).session.last_reason == Reason.ENGINE_LOST_KV
+
+
+async def test_what_concerns_the_snapshot_is_told_before_it(
+    world: World, engine: FakeEngine
+) -> None:
+    await losing(world, engine)
+    (segment,) = world.store.root.rglob("*.seg")
+    record = world.store.read_manifest(DEFAULT_TENANT, AGENT, 1).chunks[0]
+    flip_byte(segment, record.offset_bytes)
+    world.start_engine()
+    told = report(await world.resume())
+    assert (told["outcome"], reasons(told)) == ("recomputed", [Reason.SNAPSHOT_CORRUPT, *_LOST])
 
 
 async def test_the_next_turn_makes_it_needless(world: World, engine: FakeEngine) -> None:
