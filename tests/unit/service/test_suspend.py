@@ -41,6 +41,13 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
+def silence(world: World, engine: FakeEngine) -> None:
+    """Let the engine not tell of its turns; nobody waits for that for long."""
+    engine.faults.hangs.add("heads")
+    short = replace(world.services.context.limits, heads_settle_s=0.1)
+    object.__setattr__(world.services.context, "limits", short)
+
+
 async def test_a_second_suspend_answers_the_same_snapshot_at_once(
     world: World, engine: FakeEngine
 ) -> None:
@@ -162,7 +169,7 @@ async def test_where_the_engine_does_not_tell_the_answer_says_so(
     world: World, engine: FakeEngine
 ) -> None:
     report(await world.suspend())
-    engine.faults.hangs.add("heads")
+    silence(world, engine)
     told = report(await world.suspend())
     assert (told["rounds"], reasons(told)) == (0, ["head_unconfirmed"])
 
@@ -172,7 +179,7 @@ async def test_that_nothing_is_there_is_not_told_on_a_guess(
 ) -> None:
     await world.create(SessionId("new"))
     await world.services.turns.ticket(DEFAULT_TENANT, SessionId("new"))
-    engine.faults.hangs.add("heads")
+    silence(world, engine)
     with pytest.raises(DeadlineExceededError) as raised:
         await world.suspend(SessionId("new"))
     assert [cause.reason for cause in raised.value.causes] == [Reason.HEAD_UNCONFIRMED]
@@ -183,7 +190,7 @@ async def test_of_an_engine_that_keeps_nothing_and_is_asleep_that_is_told(
 ) -> None:
     report(await world.suspend())
     engine.update(tier_off="asleep")
-    engine.faults.hangs.add("heads")
+    silence(world, engine)
     assert reasons(report(await world.suspend())) == ["tier_off"]
 
 
@@ -268,7 +275,7 @@ async def test_tickets_of_another_session_of_the_same_id_do_not_count(
     await world.delete()
     world.pass_time(1)
     await world.create()
-    engine.faults.hangs.add("heads")
+    silence(world, engine)
     with pytest.raises(NothingToSuspendError):
         await world.suspend()
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from sessiond.domain.errors import NoEngineError
@@ -203,6 +205,8 @@ async def test_an_engine_that_does_not_tell_is_not_asked_for_each_ticket(world: 
     engine = world.start_engine()
     await world.create()
     engine.faults.hangs.add("heads")
+    short = replace(world.services.context.limits, heads_settle_s=0.1)
+    object.__setattr__(world.services.context, "limits", short)
     for _ in range(4):
         await world.services.turns.ticket(DEFAULT_TENANT, AGENT)
     assert [seen.op for seen in engine.seen] == ["heads"]
