@@ -36,7 +36,7 @@ from sessiond.domain.tokens import TokenIds
 
 #: A new request waits at most this long for an engine that has nothing else to do.
 _REST_S = 0.002
-#: While the fingerprint is being taken, which may last minutes on the same cores.
+#: While the fingerprint is being taken, or a mover is being started, on the same cores.
 _LONG_REST_S = 0.02
 _WAITING_OPS = (TicketOp.COMMIT, TicketOp.OUTCOME, TicketOp.ATTEST, TicketOp.HEADS)
 
@@ -372,7 +372,7 @@ class Coordinator:
             self.tier.awaited.wait(_LONG_REST_S)
             return
         if self._mover.is_expected and not self._mover.is_ready:
-            self._mover.wait(_LONG_REST_S)  # it is being started, on the same cores
+            self._mover.wait(_LONG_REST_S)
             return
         waiting = any(
             request.held or request.ticket.op in _WAITING_OPS for request in self._requests.values()

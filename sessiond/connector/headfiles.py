@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 
 from sessiond.connector.headbook import SessionKey
@@ -18,7 +17,6 @@ class HeadFiles:
 
     def __init__(self, mover: MoverWatch) -> None:
         self._mover = mover
-        self._numbers = itertools.count(1)
         self._newest = 0
         self._asked: dict[int, SessionKey] = {}  # by number, the oldest first
         self._failed: dict[SessionKey, Cause] = {}  # why the newest one of a session is no file
@@ -42,7 +40,7 @@ class HeadFiles:
 
     def write(self, head: Head) -> None:
         """Have a head written; without a mover it is not."""
-        self._newest = next(self._numbers)
+        self._newest += 1
         if not self._mover.is_usable:
             return  # one to come is told all heads
         self._asked[self._newest] = head.tenant, head.session

@@ -219,15 +219,15 @@ class MoverWatch:
             for job_id in self._jobs:
                 self._done.append(JobDone(job_id, frozenset(), all_good=False))
             self._jobs.clear()
-        if self._mover is None and self._dying is None and self.deaths < MAX_DEATHS:
-            self._replace_in_time()
+        if self._mover is None and self._dying is None and self._may_start:
+            self._replace()
 
     def _hangs(self) -> bool:
         return self._questions.are_late(self._deadline_s, time.monotonic())
 
-    def _replace_in_time(self) -> None:
-        if time.monotonic() >= self._retry_at_s:
-            self._replace()
+    @property
+    def _may_start(self) -> bool:
+        return self.deaths < MAX_DEATHS and time.monotonic() >= self._retry_at_s
 
     def _replace(self) -> None:
         if self._start is None:

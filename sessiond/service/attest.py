@@ -15,7 +15,7 @@ from sessiond.domain.errors import (
 )
 from sessiond.domain.ids import SessionId
 from sessiond.domain.reasons import EXPLANATIONS
-from sessiond.engine.client import TicketedRequest
+from sessiond.domain.tickets import TicketOp
 from sessiond.service.permits import Purpose
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: Any token does: what the request computes is thrown away.
-_PROMPT = (1,)
 _MOMENT_S = 0.1
 
 
@@ -89,10 +87,7 @@ class Attestations:
 
     async def _attest(self, tenant: TenantId, engine: EngineInfo, end_s: float) -> None:
         purpose = Purpose(tenant, SessionId(""), engine, engine.resets)
-        permit = self._context.signer.attest(purpose, self._context.now())
-        request = TicketedRequest(
-            engine.url, engine.model, _PROMPT, permit.cache_salt, permit.ticket
-        )
+        request = self._context.signer.question(TicketOp.ATTEST, purpose, self._context.now())
         answer = await self._context.client.send(request, _left_s(end_s))
         if not answer.flag("tier_on"):
             raise AttestationRefusedError(_why(answer.causes))

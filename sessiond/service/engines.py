@@ -185,11 +185,7 @@ def newest_head(
 ) -> Located | None:
     """Return the head of a live engine that has the conversation, as a rule the newest."""
     engines: dict[str, EngineInfo] = {engine.engine_id: engine for engine in live}
-    known = [
-        of_session(session, head)
-        for head in heads
-        if head.engine_id in engines and head.updated_unix_s >= session.created_unix_s
-    ]
+    known = of_session(session, (head for head in heads if head.engine_id in engines))
     off = {engine_id for engine_id, engine in engines.items() if engine.tier_off}
     head = choose_head(known, off)
     if head is None:

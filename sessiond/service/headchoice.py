@@ -23,10 +23,10 @@ def is_gone(head: Head) -> bool:
     return not (head.branches or head.turns_in_flight or head.unkept)
 
 
-def of_session(session: Session, head: Head) -> Head:
-    """Return *head* without what the engine had of a deleted session of the same id."""
-    ours = tuple(b for b in head.branches if b.updated_unix_s >= session.created_unix_s)
-    return head if len(ours) == len(head.branches) else replace(head, branches=ours)
+def of_session(session: Session, heads: Iterable[Head]) -> list[Head]:
+    """Return *heads* without what their engines had of a deleted session of the same id."""
+    since_unix_s = session.created_unix_s
+    return [_since(since_unix_s, head) for head in heads if head.updated_unix_s >= since_unix_s]
 
 
 def choose_head(heads: Iterable[Head], off: Collection[str] = ()) -> Head | None:
@@ -52,6 +52,11 @@ def is_needed(head: Head, there: Head) -> bool:
         return ours is not None
     is_aside = ours.updated_unix_s > theirs.updated_unix_s and not outdoes(ours, theirs)
     return not is_aside and not makes_needless(theirs, ours)
+
+
+def _since(unix_s: float, head: Head) -> Head:
+    ours = tuple(branch for branch in head.branches if branch.updated_unix_s >= unix_s)
+    return head if len(ours) == len(head.branches) else replace(head, branches=ours)
 
 
 def _newness(head: Head) -> tuple[bool, float, int]:

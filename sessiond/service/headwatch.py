@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sessiond.domain.heads import Head
+    from sessiond.domain.session import Presence
     from sessiond.service.context import Context
     from sessiond.service.watch import Key
 
@@ -112,6 +113,16 @@ class HeadWatch:
             return
         one.due_s = monotonic() + one.pause_s
         one.pause_s = min(2 * one.pause_s, self._context.limits.poll_s)
+
+
+def has_turn(head: Head | None) -> bool:
+    """Whether it tells of a turn in flight."""
+    return head is not None and head.turns_in_flight > 0
+
+
+def tells_of(told: Head | Presence | None, turn_id: str) -> bool:
+    """Whether this turn is the newest that has ended by what is told."""
+    return told is not None and told.last_turn is not None and told.last_turn.turn_id == turn_id
 
 
 def _tell(future: asyncio.Future[Head | None], head: Head | None) -> None:

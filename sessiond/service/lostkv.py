@@ -51,8 +51,7 @@ def lost_kv(
         return None
     newest, alive = readable.manifest, {engine.engine_id for engine in sight.live}
     dead = (head for head in heads if head.engine_id not in alive)
-    ours = [one for one in dead if one.updated_unix_s >= session.created_unix_s]
-    head = choose_head(of_session(session, one) for one in ours)
+    head = choose_head(of_session(session, dead))
     if head is None or head.main is None or (newest and not is_newer(head, newest)):
         return None
     here = sight.located.head.main if sight.located else None

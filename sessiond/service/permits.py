@@ -9,10 +9,14 @@ from sessiond.domain.ids import OperationId, SessionId, TenantId, new_operation_
 from sessiond.domain.keys import KeyRing, salt_hash
 from sessiond.domain.tickets import Ticket, TicketOp, sign
 from sessiond.domain.tokens import head_digest
+from sessiond.engine.client import TicketedRequest
 
 if TYPE_CHECKING:
     from sessiond.domain.engines import EngineInfo
     from sessiond.domain.heads import Branch
+
+#: What a question's request computes is thrown away.
+_ANY_PROMPT = (1,)
 
 
 @dataclass(frozen=True)
@@ -67,15 +71,17 @@ class Signer:
         ticket = self._ticket(TicketOp.RESUME, purpose, new_operation_id())
         return self._pair(ticket, TicketOp.OUTCOME, purpose, now_unix_s)
 
-    def attest(self, purpose: Purpose, now_unix_s: float) -> Permit:
-        """Return a permit to turn the snapshot tier of an engine on again."""
-        ticket = self._ticket(TicketOp.ATTEST, purpose, new_operation_id())
-        return self._sign(ticket, purpose, now_unix_s, self._lifetime_s)
+    def question(self, op: TicketOp, purpose: Purpose, now_unix_s: float) -> TicketedRequest:
+        """Return a request that moves nothing: only the connector's answer is wanted.
 
-    def heads(self, purpose: Purpose, now_unix_s: float) -> Permit:
-        """Return a permit to learn when the heads of all that has ended are files."""
-        ticket = self._ticket(TicketOp.HEADS, purpose, new_operation_id())
-        return self._sign(ticket, purpose, now_unix_s, self._lifetime_s)
+        :param op: attest or heads
+        """
+        ticket = self._ticket(op, purpose, new_operation_id())
+        permit = self._sign(ticket, purpose, now_unix_s, self._lifetime_s)
+        engine = purpose.engine
+        return TicketedRequest(
+            engine.url, engine.model, _ANY_PROMPT, permit.cache_salt, permit.ticket
+        )
 
     def _pair(
         self, ticket: Ticket, companion: TicketOp, purpose: Purpose, now_unix_s: float

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from sessiond.service.headwatch import has_turn, tells_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sessiond.domain.heads import Head
-    from sessiond.service.watch import Key
+    from sessiond.service.watch import GivenTicket, Key
     from sessiond.store.store import Store
 
 
@@ -18,27 +19,12 @@ if TYPE_CHECKING:
 _MOST_DIRECT: Final = 1000
 
 
-@dataclass(frozen=True)
-class DirectTurn:
-    """A turn that an agent sends to its engine itself, with a ticket to load from disk."""
-
-    engine_id: str
-    turn_id: str
-    until_unix_s: float  #: it may begin before that
-
-    def is_over(self, head: Head | None, now_unix_s: float) -> bool:
-        """Whether it has ended, or cannot begin any more."""
-        if head is not None and head.last_turn and head.last_turn.turn_id == self.turn_id:
-            return True
-        return now_unix_s > self.until_unix_s and not _has_turn(head)
-
-
 class Restores:
     """Counts what waits for KV to be brought back, or brings it back, in this daemon."""
 
     def __init__(self) -> None:
         self._running = 0
-        self._direct: dict[Key, DirectTurn] = {}
+        self._direct: dict[Key, GivenTicket] = {}
 
     @property
     def are_running(self) -> bool:
@@ -54,8 +40,11 @@ class Restores:
         finally:
             self._running -= 1
 
-    def expect(self, key: Key, turn: DirectTurn | None) -> None:
-        """Take notice of a session's newest ticket; ``None``: it brings nothing back."""
+    def expect(self, key: Key, turn: GivenTicket | None) -> None:
+        """Take notice of a session's newest ticket, for a turn that its agent sends itself.
+
+        :param turn: ``None``: it brings nothing back
+        """
         self._direct.pop(key, None)
         if turn is not None:
             self._direct[key] = turn
@@ -72,13 +61,14 @@ class Restores:
         """
         for key, turn in list(self._direct.items()):
             head = store.read_head(*key, turn.engine_id)
-            if turn.is_over(head, now_unix_s):
+            if _is_over(turn, head, now_unix_s):
                 if self._direct.get(key) is turn:
                     del self._direct[key]
-            elif _has_turn(head):
+            elif has_turn(head):
                 return True
         return False
 
 
-def _has_turn(head: Head | None) -> bool:
-    return head is not None and head.turns_in_flight > 0
+def _is_over(turn: GivenTicket, head: Head | None, now_unix_s: float) -> bool:
+    """Whether a ticket's turn has ended, or cannot begin any more."""
+    return tells_of(head, turn.turn_id) or (now_unix_s > turn.until_unix_s and not has_turn(head))

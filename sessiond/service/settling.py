@@ -13,20 +13,16 @@ from typing import TYPE_CHECKING
 
 from sessiond.domain.errors import TurnInFlightError, UnavailableError
 from sessiond.domain.reasons import Cause, Reason
-from sessiond.engine.client import TicketedRequest
-from sessiond.service.headwatch import HeadWatch
+from sessiond.domain.tickets import TicketOp
+from sessiond.service.headwatch import HeadWatch, has_turn
 from sessiond.service.permits import Purpose
 
 if TYPE_CHECKING:
     from sessiond.domain.engines import EngineInfo
-    from sessiond.domain.heads import Head
     from sessiond.domain.ids import SessionId, TenantId
     from sessiond.domain.session import Session
     from sessiond.service.context import Context
     from sessiond.service.engines import Located, Sight
-
-#: Any token does: what the request computes is thrown away.
-_PROMPT = (1,)
 
 
 @dataclass(frozen=True)
@@ -70,10 +66,7 @@ class Settler:
         :param session_id: of the one whose head must be there; empty: all must
         """
         purpose = Purpose(tenant, session_id, engine, generation=0)
-        permit = self._context.signer.heads(purpose, self._context.now())
-        request = TicketedRequest(
-            engine.url, engine.model, _PROMPT, permit.cache_salt, permit.ticket
-        )
+        request = self._context.signer.question(TicketOp.HEADS, purpose, self._context.now())
         try:
             answer = await self._context.client.send(request, self._context.limits.heads_settle_s)
         except UnavailableError as error:
@@ -98,17 +91,15 @@ class Settler:
 
     async def _ended(self, session: Session, located: Located | None) -> Located | None:
         """Wait for a turn in flight: its client may have stopped it a moment ago."""
-        if located is None or not located.head.turns_in_flight:
+        if located is None or not has_turn(located.head):
             return located
         key = session.tenant, session.session_id
         with suppress(TimeoutError):
             async with asyncio.timeout(self._context.limits.turn_settle_s):
-                await self._heads.wait(key, located.engine.engine_id, _has_no_turn)
+                await self._heads.wait(
+                    key, located.engine.engine_id, lambda head: not has_turn(head)
+                )
         located = await self._context.engines.locate(session)
-        if located is not None and located.head.turns_in_flight:
+        if located is not None and has_turn(located.head):
             raise TurnInFlightError(causes=(Cause(Reason.TURN_IN_FLIGHT),))
         return located
-
-
-def _has_no_turn(head: Head | None) -> bool:
-    return head is None or not head.turns_in_flight

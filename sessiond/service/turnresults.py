@@ -17,7 +17,7 @@ from sessiond.domain.tickets import ANSWER_PARAM
 from sessiond.domain.turnoutcome import TurnOutcome, outcome_of_turn
 from sessiond.engine.answers import read_answer
 from sessiond.service.bodies import by_size
-from sessiond.service.headwatch import HeadWatch
+from sessiond.service.headwatch import HeadWatch, tells_of
 from sessiond.service.reports import problem_of
 from sessiond.service.turntrail import Told
 
@@ -58,7 +58,7 @@ class TurnResults:
             now_s = monotonic()
             known = now_s - passage.begun_s >= settle_s
             late = now_s >= until_s
-            return late or _tells_of(head, turn_id) or _is_over(head, ended_unix_s, known=known)
+            return late or tells_of(head, turn_id) or _is_over(head, ended_unix_s, known=known)
 
         key = ticket.session.tenant, ticket.session.session_id
         try:
@@ -66,7 +66,7 @@ class TurnResults:
                 head = await self._heads.wait(key, ticket.engine.engine_id, is_enough)
         except TimeoutError:
             return TurnOutcome()
-        if head is None or head.last_turn is None or not _tells_of(head, turn_id):
+        if head is None or head.last_turn is None or not tells_of(head, turn_id):
             return TurnOutcome()
         self._catalogue.trail.note_soon(ticket.session, head)
         return outcome_of_turn(head.last_turn, passage.engine.chunk_tokens)
@@ -129,10 +129,6 @@ def _turn_of(params: Mapping[str, object]) -> LastTurn:
         causes=answer.causes,
         timing=answer.timing,
     )
-
-
-def _tells_of(head: Head | None, turn_id: str) -> bool:
-    return head is not None and head.last_turn is not None and head.last_turn.turn_id == turn_id
 
 
 def _is_over(head: Head | None, ended_unix_s: float, *, known: bool) -> bool:

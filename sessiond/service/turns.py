@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 from sessiond.domain.tickets import CLOCK_SLACK_S, PROMPT_PARAM, TICKET_PARAM
 from sessiond.service.continuation import Continuer
 from sessiond.service.engines import ANYWHERE, Where
+from sessiond.service.headwatch import tells_of
 from sessiond.service.permits import Permit, Purpose
-from sessiond.service.restores import DirectTurn
 from sessiond.service.resume import Prospect, Resumer, Survey
 from sessiond.service.settling import Settler
 from sessiond.service.warmplans import WarmPlans
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sessiond.domain.ids import SessionId, TenantId
     from sessiond.domain.plans import Plan
     from sessiond.domain.reasons import Cause
-    from sessiond.domain.session import Presence, Session
+    from sessiond.domain.session import Session
     from sessiond.service.catalogue import Catalogue
     from sessiond.service.context import Context
     from sessiond.service.plans import Decision, Planner
@@ -117,11 +117,11 @@ class Turns:
         key, plan = (session.tenant, session.session_id), plan_of(prospect, decision)
         computed = decision.plan if plan is TurnPlan.RECOMPUTE else None
         self._planner.computes(permit.operation_id, prospect, computed)
-        engine_id, turn_id = prospect.engine.engine_id, permit.operation_id
-        given = GivenTicket(engine_id, turn_id, self._context.now(), until_unix_s)
+        given = GivenTicket(
+            prospect.engine.engine_id, permit.operation_id, self._context.now(), until_unix_s
+        )
         self._context.watchlist.expect_turn(key, given)
-        turn = DirectTurn(engine_id, turn_id, until_unix_s)
-        self._context.restores.expect(key, turn if plan is TurnPlan.LOAD else None)
+        self._context.restores.expect(key, given if plan is TurnPlan.LOAD else None)
         return TurnTicket(
             session=session,
             permit=permit,
@@ -146,7 +146,7 @@ class Turns:
         session, presence = survey.session, survey.sight.presence
         key, now_unix_s = (session.tenant, session.session_id), self._context.now()
         given = self._context.watchlist.tickets(key, now_unix_s, session.created_unix_s)
-        if not given or (presence is not None and _tells_of(presence, given[-1])):
+        if not given or tells_of(presence, given[-1].turn_id):
             return False
         name = given[-1].engine_id
         if presence is not None and presence.engine_id == name and not continues:
@@ -172,10 +172,6 @@ class Turns:
         # After a resume, the head has the whole chunks only, and the snapshot the rest as well.
         longest_first = sorted(known, key=len, reverse=True)
         return await self._continuer.find(prospect.engine, longest_first, chat)
-
-
-def _tells_of(presence: Presence, ticket: GivenTicket) -> bool:
-    return presence.last_turn is not None and presence.last_turn.turn_id == ticket.turn_id
 
 
 def plan_of(prospect: Prospect, decision: Decision) -> TurnPlan:
