@@ -131,7 +131,7 @@ class Coordinator:
         if hindrance is not None:
             self._suspends.refuse(request, hindrance)
             return
-        head = self._turns.head(request.session_key)
+        head = self._turns.head(request)
         branch = branch_to_suspend(head, request, arriving.tokens)
         if isinstance(branch, Cause):
             self._suspends.refuse(request, branch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import replace
+from typing import NamedTuple
 
 from sessiond.domain.heads import (
     Branch,
@@ -12,14 +13,25 @@ from sessiond.domain.heads import (
     add_branch,
     begin_turn,
     end_turn,
+    head_for,
     pass_turn,
 )
 
 SessionKey = tuple[str, str]
 
 
+class HeadOwner(NamedTuple):
+    """Whose head a request uses: that of the session which had the id when it was created."""
+
+    key: SessionKey
+    created_unix_us: int = 0  #: 0: not known
+
+
 class HeadBook:
     """Heads by (tenant, session), the least recently used forgotten first.
+
+    Whatever is told of a session that was deleted, and whose id is a newer one's, changes nothing;
+    then ``None`` is returned.
 
     :param limit_tokens: tokens of all branches together; beyond it their KV is long evicted
     """
@@ -30,37 +42,45 @@ class HeadBook:
         self._heads: OrderedDict[SessionKey, Head] = OrderedDict()
         self._tokens = 0
 
-    def get(self, key: SessionKey) -> Head | None:
-        """Return the session's head, if it is known."""
+    def newest(self, key: SessionKey) -> Head | None:
+        """Return the head of the newest session of that id, if one is known."""
         return self._heads.get(key)
 
-    def begin_turn(self, key: SessionKey, now_unix_s: float) -> Head:
+    def get(self, owner: HeadOwner) -> Head | None:
+        """Return the session's head, if it is known."""
+        head = self._known(owner)
+        return head if head is not None and head.sequence else None
+
+    def begin_turn(self, owner: HeadOwner, now_unix_s: float) -> Head | None:
         """Note that a turn has started."""
-        return self._put(key, begin_turn(self._known(key), now_unix_s))
+        head = self._known(owner)
+        return self._put(head and begin_turn(head, now_unix_s))
 
     def end_turn(
         self,
-        key: SessionKey,
+        owner: HeadOwner,
         branch: Branch | None,
         now_unix_s: float,
         turn: LastTurn | None = None,
         *,
         is_known: bool = False,
-    ) -> Head:
+    ) -> Head | None:
         """Note that a turn has ended, what it left, and how it went if that is known.
 
         :param is_known: it continues the snapshot that its ticket names
         """
-        head = end_turn(self._known(key), branch, now_unix_s, turn, is_known=is_known)
-        return self._put(key, head)
+        head = self._known(owner)
+        return self._put(head and end_turn(head, branch, now_unix_s, turn, is_known=is_known))
 
-    def pass_turn(self, key: SessionKey, turn: LastTurn) -> Head:
+    def pass_turn(self, owner: HeadOwner, turn: LastTurn) -> Head | None:
         """Note a turn that is served and not kept."""
-        return self._put(key, pass_turn(self._known(key), turn))
+        head = self._known(owner)
+        return self._put(head and pass_turn(head, turn))
 
-    def add_branch(self, key: SessionKey, branch: Branch, now_unix_s: float) -> Head:
+    def add_branch(self, owner: HeadOwner, branch: Branch, now_unix_s: float) -> Head | None:
         """Note what a request left that is no turn."""
-        return self._put(key, add_branch(self._known(key), branch, now_unix_s))
+        head = self._known(owner)
+        return self._put(head and add_branch(head, branch, now_unix_s))
 
     def all(self) -> list[Head]:
         """Return all heads, the least recently used first."""
@@ -68,25 +88,29 @@ class HeadBook:
 
     def forget_all(self, now_unix_s: float) -> list[Head]:
         """Drop all branches (their KV is gone) and return the heads as they are now."""
-        for key in list(self._heads):
-            head = self._heads[key]
-            gone = replace(head, sequence=head.sequence + 1, updated_unix_s=now_unix_s, branches=())
-            self._put(key, gone)
+        for head in self.all():
+            self._put(
+                replace(head, sequence=head.sequence + 1, updated_unix_s=now_unix_s, branches=())
+            )
         return self.all()
 
-    def _known(self, key: SessionKey) -> Head:
-        known = self._heads.get(key)
-        return known or Head(
-            tenant=key[0],
-            session=key[1],
+    def _known(self, owner: HeadOwner) -> Head | None:
+        tenant, session = owner.key
+        known = self._heads.get(owner.key) or Head(
+            tenant=tenant,
+            session=session,
             engine_id=self._engine_id,
             sequence=0,
             turns_in_flight=0,
             updated_unix_s=0.0,
             branches=(),
         )
+        return head_for(known, owner.created_unix_us)
 
-    def _put(self, key: SessionKey, head: Head) -> Head:
+    def _put(self, head: Head | None) -> Head | None:
+        if head is None:
+            return None
+        key = head.tenant, head.session
         old = self._heads.pop(key, None)
         self._tokens += _size(head) - (_size(old) if old else 0)
         self._heads[key] = head

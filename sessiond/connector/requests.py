@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
+from sessiond.connector.headbook import HeadOwner
 from sessiond.connector.timing import Stopwatch
 from sessiond.domain.divergence import Meeting
 from sessiond.domain.engines import ServedAdapter
@@ -109,6 +110,7 @@ class TicketedRequest:
     causes: list[Cause] = field(default_factory=list)
 
     @property
-    def session_key(self) -> tuple[str, str]:
+    def owner(self) -> HeadOwner:
         """The session that it belongs to."""
-        return self.ticket.tenant, self.ticket.session
+        ticket = self.ticket
+        return HeadOwner((ticket.tenant, ticket.session), ticket.session_created_unix_us)

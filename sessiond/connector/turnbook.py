@@ -6,7 +6,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from sessiond.connector.headbook import HeadBook, SessionKey
+from sessiond.connector.headbook import HeadBook
 from sessiond.connector.headfiles import HeadFiles
 from sessiond.connector.requests import FinishedRequest, TicketedRequest
 from sessiond.connector.settlements import Settlements, answer
@@ -35,22 +35,22 @@ class TurnBook:
         self._files = files
         self._settlements = settlements
 
-    def head(self, key: SessionKey) -> Head | None:
-        """Return the session's head, if it is known."""
-        return self._heads.get(key)
+    def head(self, request: TicketedRequest) -> Head | None:
+        """Return the head of a request's session, if it is known."""
+        return self._heads.get(request.owner)
 
     def begin(self, request: TicketedRequest, prompt: TokenIds[int]) -> None:
         """A turn has arrived."""
-        head = self._heads.get(request.session_key)
+        head = self._heads.get(request.owner)
         request.known = meet_head(head, prompt, request.ticket.adapter_digest)
-        self._files.write(self._heads.begin_turn(request.session_key, time.time()))
+        self._write(self._heads.begin_turn(request.owner, time.time()))
 
     def pass_over(self, request: TicketedRequest, cause: Cause, prompt: TokenIds[int]) -> None:
         """A turn is served and not kept: if it is one of the conversation, it must be known."""
-        head = self._heads.get(request.session_key)
+        head = self._heads.get(request.owner)
         if not is_side_call(head, request, prompt):
             turn = unkept_turn(cause, request.ticket.operation_id, time.time())
-            self._files.write(self._heads.pass_turn(request.session_key, turn))
+            self._write(self._heads.pass_turn(request.owner, turn))
 
     def end(self, request: TicketedRequest, finished: FinishedRequest) -> dict[str, Any]:
         """A turn has ended, or a resume: note what it left, and return its answer."""
@@ -64,17 +64,17 @@ class TurnBook:
         if request.ticket.op is TicketOp.TURN:
             turn = last_turn(request, timing, time.time())
             known = continues_snapshot(request)
-            key, now = request.session_key, time.time()
-            self._files.write(self._heads.end_turn(key, branch, now, turn, is_known=known))
+            owner, now = request.owner, time.time()
+            self._write(self._heads.end_turn(owner, branch, now, turn, is_known=known))
             facts.update(turn_facts(turn))
             return answer(self._engine_id, request.ticket.op, facts, turn.causes)
         if branch is not None:
-            self._files.write(self._heads.add_branch(request.session_key, branch, time.time()))
+            self._write(self._heads.add_branch(request.owner, branch, time.time()))
         return answer(self._engine_id, request.ticket.op, facts, request.causes)
 
     def lose(self, request: TicketedRequest) -> None:
         """A turn is over, and nobody told how it ended."""
-        self._files.write(self._heads.end_turn(request.session_key, None, time.time()))
+        self._write(self._heads.end_turn(request.owner, None, time.time()))
 
     def forget_kv(self) -> None:
         """The KV of all heads is gone, or nobody may use it."""
@@ -87,18 +87,22 @@ class TurnBook:
 
     def begin_heads(self, request: TicketedRequest) -> None:
         """Somebody waits until the heads of all that has ended are files."""
-        self._files.try_again(self._heads.get)
+        self._files.try_again(self._heads.newest)
         request.awaited_head = self._files.newest
 
     def settle_heads(self, request: TicketedRequest, hindrance: Cause | None) -> None:
         """Tell who waits for the heads, if they are files; *hindrance*: they will not be soon."""
         if hindrance is None and not self._files.are_files(request.awaited_head):
             return
-        key = request.session_key if request.ticket.session else None
+        key = request.owner.key if request.ticket.session else None
         cause = hindrance or self._files.failure(key)
         causes = [cause] if cause else []
         facts = {"heads_written": not causes}
         self._settlements.settle(request.ticket.operation_id, facts, causes)
+
+    def _write(self, head: Head | None) -> None:
+        if head is not None:
+            self._files.write(head)
 
 
 def _branch(request: TicketedRequest, finished: FinishedRequest) -> Branch | None:

@@ -108,6 +108,8 @@ class Head:
     #: Code of the reason why a turn newer than the main branch left nothing that can be kept;
     #: else empty.
     unkept: str = ""
+    #: Of the session that it tells of, as its tickets said; 0 where an earlier version wrote it.
+    session_created_unix_us: int = 0
 
     @property
     def unkept_cause(self) -> Cause | None:
@@ -122,6 +124,33 @@ class Head:
     def main(self) -> Branch | None:
         """The conversation itself, not a side call: see :mod:`sessiond.domain.lines`."""
         return self.branches[0] if self.branches else None
+
+
+def head_for(known: Head, created_unix_us: int) -> Head | None:
+    """Return what is known of the session created then; ``None``: it was deleted meanwhile.
+
+    A session's id may be used again, while turns of the deleted one still run: what they leave is
+    no part of the new one, nor is what it has left in the engine.
+
+    :param created_unix_us: 0: not known, as in a ticket of an earlier version
+    """
+    created = created_unix_us or known.session_created_unix_us
+    if created < known.session_created_unix_us:
+        return None
+    if created == known.session_created_unix_us:
+        return known
+    if known.session_created_unix_us == 0:
+        return replace(known, session_created_unix_us=created)
+    return Head(
+        tenant=known.tenant,
+        session=known.session,
+        engine_id=known.engine_id,
+        sequence=known.sequence,
+        turns_in_flight=0,
+        updated_unix_s=known.updated_unix_s,
+        branches=(),
+        session_created_unix_us=created,
+    )
 
 
 def begin_turn(head: Head, now_unix_s: float) -> Head:

@@ -51,6 +51,11 @@ class Session:
     #: When it was suspended, or refused to be, if it is not known to have come back since.
     away_unix_s: float | None = None
 
+    @property
+    def created_unix_us(self) -> int:
+        """Tells it from others that had its id before, in tickets and heads."""
+        return round(1_000_000 * self.created_unix_s)
+
 
 class SessionState(StrEnum):
     """Derived, never stored."""

@@ -69,6 +69,8 @@ class Ticket:
     load_limit_ms: int = 0  #: for reading it; what is there then is used; 0: no limit but ours
     adapter_digest: str = ""  #: of the LoRA adapter that the request uses; empty: none
     recomputes: int = 0  #: of a suspend: 1 if it may compute KV that is not there any more
+    #: When the session was created, in microseconds: its id may be another one's since. 0: unsaid.
+    session_created_unix_us: int = 0
 
 
 def sign(ticket: Ticket, key: bytes) -> str:

@@ -26,7 +26,8 @@ def is_gone(head: Head) -> bool:
 def of_session(session: Session, heads: Iterable[Head]) -> list[Head]:
     """Return *heads* without what their engines had of a deleted session of the same id."""
     since_unix_s = session.created_unix_s
-    return [_since(since_unix_s, head) for head in heads if head.updated_unix_s >= since_unix_s]
+    ours = (head for head in heads if not _is_of_earlier(session, head))
+    return [_since(since_unix_s, head) for head in ours if head.updated_unix_s >= since_unix_s]
 
 
 def choose_head(heads: Iterable[Head], off: Collection[str] = ()) -> Head | None:
@@ -52,6 +53,11 @@ def is_needed(head: Head, there: Head) -> bool:
         return ours is not None
     is_aside = ours.updated_unix_s > theirs.updated_unix_s and not outdoes(ours, theirs)
     return not is_aside and not makes_needless(theirs, ours)
+
+
+def _is_of_earlier(session: Session, head: Head) -> bool:
+    # A turn of the deleted one may have ended after the new one was created.
+    return 0 < head.session_created_unix_us < session.created_unix_us
 
 
 def _since(unix_s: float, head: Head) -> Head:

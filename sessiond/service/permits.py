@@ -42,6 +42,7 @@ class Purpose:
     adapter_digest: str = ""  #: of the one that computes; empty: none
     recomputes: bool = False  #: whether a suspend may compute KV that is gone
     load_limit_s: float = 0.0  #: for reading the generation; 0: none
+    session_created_unix_us: int = 0  #: 0: of none, or of whichever has the id
 
 
 class Signer:
@@ -106,6 +107,7 @@ class Signer:
             salt_hash=salt_hash(salt),
             adapter_digest=purpose.adapter_digest,
             recomputes=int(purpose.recomputes),
+            session_created_unix_us=purpose.session_created_unix_us,
         )
 
     def _sign(self, ticket: Ticket, purpose: Purpose, now_unix_s: float, lifetime_s: int) -> Permit:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from sessiond.domain.errors import SessionExistsError, SnapshotNotFoundError, StoreError
@@ -113,7 +113,7 @@ class Rebuilder:
         generations = self._store.generations(record.tenant, record.session)
         summaries = self._summaries(found, record, generations)
         witness = Witness(
-            session=session_of(record),
+            session=session_of(self._dated(record) if found.is_guess else record),
             used_unix_s=self._used(record, summaries),
             snapshots=tuple(summaries),
             vanished=frozenset({one.generation for one in known}.difference(generations)),
@@ -152,6 +152,14 @@ class Rebuilder:
             return self._store.read_manifest(manifest.tenant, manifest.session, wanted)
         except (StoreError, SnapshotNotFoundError):
             return None
+
+    def _dated(self, record: SessionRecord) -> SessionRecord:
+        """Return a guessed record with when its session was created, if an engine's head tells."""
+        heads = self._store.read_heads(record.tenant, record.session)
+        told = {head.session_created_unix_us / 1_000_000 for head in heads} - {0.0}
+        # What is told of a deleted session of the same id is older than what is told of this one.
+        before = (unix_s for unix_s in told if unix_s <= record.created_unix_s)
+        return replace(record, created_unix_s=max(before, default=record.created_unix_s))
 
     def _used(self, record: SessionRecord, summaries: list[SnapshotSummary]) -> float:
         """Return the newest time that any of the session's files tells."""

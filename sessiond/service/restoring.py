@@ -92,6 +92,7 @@ class Restorer:
             manifest.generation if decision.may_load else 0,
             adapter_digest=prospect.adapter_digest,
             load_limit_s=decision.limit_s,
+            session_created_unix_us=session.created_unix_us,
         )
         moving, companion = self._context.signer.resume(purpose, self._context.now())
 

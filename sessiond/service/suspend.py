@@ -242,6 +242,7 @@ class Suspender:
             generation,
             adapter_digest=branch.adapter_digest,
             recomputes=progress.recomputes,
+            session_created_unix_us=session.created_unix_us,
         )
         moving, companion = self._context.signer.suspend(purpose, branch, self._context.now())
 

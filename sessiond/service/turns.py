@@ -214,4 +214,5 @@ def _purpose(prospect: Prospect, decision: Decision) -> Purpose:
         decision.may_load,
         adapter_digest=prospect.adapter_digest,
         load_limit_s=decision.limit_s,
+        session_created_unix_us=session.created_unix_us,
     )

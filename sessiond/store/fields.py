@@ -55,6 +55,10 @@ class Fields:
             self._refuse(name)
         return int(value)
 
+    def later_count(self, name: str) -> int:
+        """Return a :meth:`count` that files of earlier versions lack; there it is zero."""
+        return self.count(name) if name in self._values else 0
+
     def flag(self, name: str) -> bool:
         """Return a boolean."""
         value = self._value(name)

@@ -33,6 +33,7 @@ def pack_head(head: Head, keys: KeyRing) -> bytes:
         "branches": [branch.as_json() for branch in head.branches],
         "last_turn": head.last_turn.as_json() if head.last_turn else None,
         "unkept": head.unkept,
+        "session_created_unix_us": head.session_created_unix_us,
     }
     tokens = b"".join(to_bytes(branch.tokens) for branch in head.branches)
     return sealed.pack(sealed.Sealed(sealed.Kind.HEAD, values, {_TOKENS: tokens}), keys)
@@ -65,9 +66,10 @@ def head_of(contents: sealed.Sealed) -> Head:
         turns_in_flight=fields.count("turns_in_flight"),
         updated_unix_s=fields.number("updated_unix_s"),
         branches=tuple(map(_branch, branches, tokens)),
-        # Heads of earlier versions lack these two.
+        # Heads of earlier versions lack these three.
         last_turn=_last_turn(contents.values),
         unkept=fields.later_text("unkept"),
+        session_created_unix_us=fields.later_count("session_created_unix_us"),
     )
 
 

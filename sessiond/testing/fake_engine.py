@@ -27,7 +27,7 @@ from sessiond.domain.divergence import closest, meet
 from sessiond.domain.engines import EngineInfo
 from sessiond.domain.errors import SnapshotNotFoundError, StoreError, TicketError
 from sessiond.domain.fingerprint import Fingerprint
-from sessiond.domain.heads import Branch, Head, LastTurn, TurnSplit, begin_turn, end_turn
+from sessiond.domain.heads import Branch, Head, LastTurn, TurnSplit, begin_turn, end_turn, head_for
 from sessiond.domain.ids import EngineId, SessionId, TenantId, new_hex_id
 from sessiond.domain.keys import salt_hash
 from sessiond.domain.reasons import Cause, Reason
@@ -310,8 +310,6 @@ class FakeEngine:
         return unfit_cause(call.ticket, arriving)
 
     async def _turn(self, call: _Call) -> Response:
-        key = TenantId(call.ticket.tenant), SessionId(call.ticket.session)
-        self.begin_turn(*key)
         split = self._split(call)
         reply = self.replies.pop(0) if self.replies else _reply(call.prompt, call.max_tokens)
         tokens = call.prompt + reply
@@ -324,9 +322,12 @@ class FakeEngine:
             split=split,
             adapter_name=call.model if call.ticket.adapter_digest else "",
         )
-        head = self._head(*key)
+        known = self._head_for(call.ticket)
+        head = begin_turn(known, self._now()) if known else None
         manifest = self._manifest(call.ticket)
-        contexts = [one.tokens for one in head.branches] + ([manifest.tokens] if manifest else [])
+        contexts = [one.tokens for one in (head.branches if head else ())] + (
+            [manifest.tokens] if manifest else []
+        )
         met = closest(meet(call.prompt, tokens) for tokens in contexts)
         timing = self.times.timing(split, manifest)
         turn = LastTurn(
@@ -339,7 +340,8 @@ class FakeEngine:
             timing=timing,
         )
         is_known = manifest is not None and meet(call.prompt, manifest.tokens).goes_on
-        self.write_head(end_turn(head, branch, self._now(), turn, is_known=is_known))
+        if head is not None:
+            self.write_head(end_turn(head, branch, self._now(), turn, is_known=is_known))
         facts = {"generation": call.ticket.generation, "timing": timing.as_json()}
         return self._answer(call, split=split, facts={**facts, **turn_facts(turn)})
 
@@ -353,13 +355,13 @@ class FakeEngine:
         return self._answer(call) if settled.facts["committed"] else settled
 
     def _refused_suspend(self, call: _Call, asked: int, resident: int) -> _Settled | None:
-        head = self._head(TenantId(call.ticket.tenant), SessionId(call.ticket.session))
+        head = self._head_for(call.ticket)
         facts = {"committed": False, "available_tokens": resident}
-        if head.turns_in_flight:
+        if head is not None and head.turns_in_flight:
             return _Settled(facts, (Cause(Reason.TURN_IN_FLIGHT),))
         if self.info.tier_off:
             return _Settled(facts, (Cause(Reason.TIER_OFF, self.info.tier_off),))
-        digests = [head_digest(branch.tokens) for branch in head.branches]
+        digests = [head_digest(branch.tokens) for branch in (head.branches if head else ())]
         if self.faults.stale_heads or call.ticket.head_digest not in digests:
             self.faults.stale_heads = max(0, self.faults.stale_heads - 1)
             return _Settled(facts, (Cause(Reason.HEAD_STALE),))
@@ -535,6 +537,10 @@ class FakeEngine:
     def _head(self, tenant: TenantId, session_id: SessionId) -> Head:
         empty = Head(tenant, session_id, self.info.engine_id, 0, 0, self._now(), ())
         return self._heads.get((tenant, session_id), empty)
+
+    def _head_for(self, ticket: Ticket) -> Head | None:
+        head = self._head(TenantId(ticket.tenant), SessionId(ticket.session))
+        return head_for(head, ticket.session_created_unix_us)
 
     def write_head(self, head: Head) -> None:
         """Let the engine know, and tell, this of a session."""

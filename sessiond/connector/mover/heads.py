@@ -24,6 +24,7 @@ def message_of(head: Head, head_id: int) -> protocol.WriteHead:
         branches=[branch.as_json() for branch in head.branches],
         last_turn=head.last_turn.as_json() if head.last_turn else None,
         unkept=head.unkept,
+        session_created_unix_us=head.session_created_unix_us,
         payload=b"".join(to_bytes(branch.tokens) for branch in head.branches),
     )
 
@@ -40,6 +41,7 @@ def head_of(message: protocol.WriteHead, engine_id: str) -> Head:
         branches=_branches(message.branches, memoryview(message.payload)),
         last_turn=_last_turn(message.last_turn) if message.last_turn else None,
         unkept=message.unkept,
+        session_created_unix_us=message.session_created_unix_us,
     )
 
 

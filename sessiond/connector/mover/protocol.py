@@ -71,6 +71,7 @@ class WriteHead(Message):
     head_id: int = 0  #: names this message in its answer
     last_turn: dict[str, Any] | None = None
     unkept: str = ""
+    session_created_unix_us: int = 0
 
 
 @dataclass(frozen=True)

@@ -222,6 +222,28 @@ def test_waiting_requests_leave_no_head(vllm: FakeScheduler, op: TicketOp) -> No
     assert vllm.mover.sent == []
 
 
+def test_a_turn_of_a_deleted_session_is_no_part_of_the_one_that_has_its_id(
+    vllm: FakeScheduler,
+) -> None:
+    late = vllm.arrive(vllm.ticket(session_created_unix_us=1), tokens_of(4, first=1000))
+    vllm.match(late)
+    vllm.take_turn(tokens_of(3), session_created_unix_us=2)
+    published = vllm.published()
+    assert published.session_created_unix_us == 2
+    assert (published.turns_in_flight, [one["tokens"] for one in published.branches]) == (0, [13])
+    answer = vllm.finish(late)
+    assert answer["ok"]  # it is served all the same
+    assert vllm.published() == published
+
+
+def test_a_suspend_of_a_deleted_session_does_not_store_what_has_its_id(vllm: FakeScheduler) -> None:
+    vllm.take_turn(tokens_of(3), session_created_unix_us=2)
+    commit = vllm.commit(session_created_unix_us=1)
+    vllm.begin_suspend(tokens_of(3), 3, session_created_unix_us=1)
+    assert vllm.may_match(commit)
+    assert reasons(vllm.finish(commit)) == ["head_stale"]
+
+
 def test_the_split_of_a_turn_computed_from_scratch(vllm: FakeScheduler) -> None:
     assert vllm.take_turn(tokens_of(3, extra=2))["split"] == {
         "prompt_tokens": 13,

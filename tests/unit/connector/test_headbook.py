@@ -1,22 +1,25 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessiond.connector.headbook import HeadBook, SessionKey
-from sessiond.domain.heads import Branch, TurnSplit
+from sessiond.connector.headbook import HeadBook, HeadOwner
+from sessiond.domain.heads import Branch, LastTurn, TurnSplit
+from sessiond.domain.reasons import Cause, Reason
 from sessiond.domain.tokens import token_ids
 
-A, B, C = ("t", "a"), ("t", "b"), ("t", "c")
+A, B, C = (HeadOwner(("t", name)) for name in "abc")
 
 
 def branch(tokens: int, first: int = 0) -> Branch:
     return Branch(token_ids([first] * tokens), "", "salt", 1.0, TurnSplit())
 
 
-def turn(book: HeadBook, key: SessionKey, tokens: int) -> None:
-    book.begin_turn(key, 1.0)
-    book.end_turn(key, branch(tokens), 2.0)
+def turn(book: HeadBook, owner: HeadOwner, tokens: int) -> None:
+    book.begin_turn(owner, 1.0)
+    book.end_turn(owner, branch(tokens), 2.0)
 
 
 def known(book: HeadBook) -> list[str]:
@@ -29,14 +32,15 @@ def test_an_unknown_session_has_no_head() -> None:
 
 def test_a_head_carries_its_names() -> None:
     head = HeadBook("e", 100).begin_turn(A, 5.0)
+    assert head is not None
     assert (head.tenant, head.session, head.engine_id) == ("t", "a", "e")
     assert (head.sequence, head.turns_in_flight, head.updated_unix_s) == (1, 1, 5.0)
 
 
 def test_sessions_of_two_tenants_are_two_sessions() -> None:
     book = HeadBook("e", 100)
-    turn(book, ("t", "a"), 5)
-    assert book.get(("u", "a")) is None
+    turn(book, A, 5)
+    assert book.get(HeadOwner(("u", "a"))) is None
 
 
 def test_the_end_of_a_turn_is_remembered() -> None:
@@ -50,7 +54,9 @@ def test_the_end_of_a_turn_is_remembered() -> None:
 def test_a_branch_beside_turns_ends_none() -> None:
     book = HeadBook("e", 100)
     book.begin_turn(A, 1.0)
-    assert book.add_branch(A, branch(5), 2.0).turns_in_flight == 1
+    head = book.add_branch(A, branch(5), 2.0)
+    assert head is not None
+    assert head.turns_in_flight == 1
 
 
 def test_the_least_recently_used_is_forgotten() -> None:
@@ -119,14 +125,68 @@ def test_what_was_forgotten_makes_room() -> None:
         st.tuples(st.sampled_from([A, B, C]), st.integers(2, 60), st.booleans()), max_size=40
     )
 )
-def test_it_holds_no_more_than_its_limit(turns: list[tuple[SessionKey, int, bool]]) -> None:
+def test_it_holds_no_more_than_its_limit(turns: list[tuple[HeadOwner, int, bool]]) -> None:
     book = HeadBook("e", 100)
-    for first, (key, tokens, stays) in enumerate(turns):
-        book.begin_turn(key, 1.0)
+    for first, (owner, tokens, stays) in enumerate(turns):
+        book.begin_turn(owner, 1.0)
         if not stays:
-            book.end_turn(key, branch(tokens, first), 2.0)
-        assert book.get(key) is not None
+            book.end_turn(owner, branch(tokens, first), 2.0)
+        assert book.get(owner) is not None
     # What a turn in flight holds, and what was used last, counts but is kept.
     free = [head for head in book.all()[:-1] if head.turns_in_flight == 0]
     total = sum(len(one.tokens) for head in book.all() for one in head.branches)
     assert total <= 100 or not free
+
+
+OLD, NEW = HeadOwner(A.key, 1_000_000), HeadOwner(A.key, 2_000_000)
+
+
+def test_a_new_session_of_a_used_id_begins_with_nothing() -> None:
+    book = HeadBook("e", 100)
+    turn(book, OLD, 40)
+    book.pass_turn(OLD, LastTurn(2.0, None, causes=(Cause(Reason.NOT_TEXT),)))
+    book.begin_turn(OLD, 3.0)
+    head = book.begin_turn(NEW, 4.0)
+    assert head is not None
+    assert (head.branches, head.turns_in_flight, head.unkept, head.last_turn) == ((), 1, "", None)
+    assert head.sequence == 5  # the file of the old one's is replaced
+    assert head.session_created_unix_us == NEW.created_unix_us
+
+
+def test_what_ends_of_a_deleted_session_is_no_part_of_the_new_one() -> None:
+    book = HeadBook("e", 100)
+    book.begin_turn(OLD, 1.0)
+    turn(book, NEW, 40)
+    before = book.get(NEW)
+    late = LastTurn(9.0, None, causes=(Cause(Reason.NOT_TEXT),))
+    assert book.end_turn(OLD, branch(90), 9.0) is None
+    assert book.add_branch(OLD, branch(90), 9.0) is None
+    assert book.pass_turn(OLD, late) is None
+    assert book.begin_turn(OLD, 9.0) is None
+    assert book.get(OLD) is None
+    assert book.get(NEW) is before is book.newest(A.key)
+
+
+def test_tickets_of_an_earlier_version_do_not_say_whose_they_are() -> None:
+    book = HeadBook("e", 100)
+    turn(book, A, 40)
+    turn(book, NEW, 41)
+    turn(book, A, 42)
+    head = book.get(NEW)
+    assert head is not None
+    assert (len(head.branches[0].tokens), head.session_created_unix_us) == (42, 2_000_000)
+
+
+@given(calls=st.lists(st.tuples(st.sampled_from([OLD, NEW]), st.booleans()), max_size=30))
+def test_two_sessions_of_one_id_are_never_one(calls: list[tuple[HeadOwner, bool]]) -> None:
+    book, alone = HeadBook("e", 10_000), HeadBook("e", 10_000)
+    for owner, begins in calls:
+        for one in (book, alone) if owner is NEW else (book,):
+            if begins:
+                one.begin_turn(owner, 1.0)
+            else:
+                one.end_turn(owner, branch(5, owner.created_unix_us), 2.0)
+    mixed, expected = book.get(NEW), alone.get(NEW)
+    if expected is not None:
+        assert mixed is not None
+        assert replace(mixed, sequence=0) == replace(expected, sequence=0)

@@ -118,6 +118,7 @@ HEADS = st.builds(
     ).map(tuple),
     last_turn=st.none() | LAST_TURNS,
     unkept=NAMES,
+    session_created_unix_us=COUNTS,
 )
 
 
@@ -128,14 +129,14 @@ def test_heads_round_trip(head: Head) -> None:
 
 def test_a_head_of_an_earlier_version_is_read() -> None:
     branch = Branch(token_ids([1, 2]), "", "salt", 1.0, TurnSplit(1))
-    packed = pack_head(Head("t", "s", "e", 1, 0, 1.0, (branch,), unkept="not_text"), KEYS)
-    written = sealed.read_unsealed(packed)
+    told = Head("t", "s", "e", 1, 0, 1.0, (branch,), None, "not_text", session_created_unix_us=9)
+    written = sealed.read_unsealed(pack_head(told, KEYS))
     values: dict[str, Any] = dict(written.values)
-    del values["last_turn"], values["unkept"]
+    del values["last_turn"], values["unkept"], values["session_created_unix_us"]
     del values["branches"][0]["adapter_name"], values["branches"][0]["began_unix_s"]
     old = sealed.pack(sealed.Sealed(sealed.Kind.HEAD, values, written.sections), KEYS)
     read = unpack_head(old, KEYS)
-    assert (read.branches, read.last_turn, read.unkept) == ((branch,), None, "")
+    assert read == replace(told, last_turn=None, unkept="", session_created_unix_us=0)
 
 
 def test_a_turn_of_an_earlier_version_has_no_id_and_no_timing() -> None:

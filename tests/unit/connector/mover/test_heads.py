@@ -44,6 +44,7 @@ HEADS = st.builds(
     st.lists(BRANCHES, max_size=4).map(tuple),
     st.none() | TURNS,
     TEXTS,
+    COUNTS,
 )
 
 
