@@ -115,10 +115,15 @@ class Registry:
             return sessions.list_page(db, tenant, wanted, after, limit)
 
     def update_session(
-        self, tenant: TenantId, session_id: SessionId, **changes: Unpack[SessionChanges]
+        self,
+        tenant: TenantId,
+        session_id: SessionId,
+        created_unix_s: float | None = None,
+        **changes: Unpack[SessionChanges],
     ) -> Session:
         """Change some fields and return the session; ``updated_unix_s`` is now if not given.
 
+        :param created_unix_s: only of the one created then: its id may be another one's since
         :raises SessionNotFoundError: there is no such session, or it is deleted.
         """
         unknown = changes.keys() - SessionChanges.__annotations__.keys()
@@ -126,7 +131,7 @@ class Registry:
             raise TypeError(f"A session's {', '.join(sorted(unknown))} cannot be changed.")
         with self._writing() as db:
             values = {"updated_unix_s": time.time(), **changes}
-            return sessions.change(db, tenant, session_id, values)
+            return sessions.change(db, tenant, session_id, values, created_unix_s)
 
     def record_snapshot(
         self,

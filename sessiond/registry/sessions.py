@@ -122,15 +122,20 @@ def list_page(
 
 
 def change(
-    db: Database, tenant: TenantId, session_id: SessionId, changes: Mapping[str, Any]
+    db: Database,
+    tenant: TenantId,
+    session_id: SessionId,
+    changes: Mapping[str, Any],
+    created_unix_s: float | None,
 ) -> Session:
     """Set the given columns and return the session.
 
+    :param created_unix_s: only of the session created then
     :raises SessionNotFoundError: there is no such session, or it is deleted.
     """
     # A driver may store the name of an enum's member, or refuse it.
     plain = {k: v.value if isinstance(v, Enum) else v for k, v in changes.items()}
-    _update_live(db, tenant, session_id, plain)
+    _update_live(db, tenant, session_id, plain, created_unix_s)
     return get(db, tenant, session_id, include_deleted=False)
 
 
@@ -283,9 +288,14 @@ def _conditions(wanted: SessionFilter) -> list[ColumnElement[bool]]:
 
 
 def _update_live(
-    db: Database, tenant: TenantId, session_id: SessionId, values: Mapping[str, Any]
+    db: Database,
+    tenant: TenantId,
+    session_id: SessionId,
+    values: Mapping[str, Any],
+    created_unix_s: float | None = None,
 ) -> None:
-    statement = update(SessionRow).where(_key(tenant, session_id), LIVE).values(values)
+    meant = [] if created_unix_s is None else [SessionRow.created_unix_s == created_unix_s]
+    statement = update(SessionRow).where(_key(tenant, session_id), LIVE, *meant).values(values)
     if db.scalar(statement.returning(SessionRow.session_id)) is None:
         raise not_found(session_id)
 

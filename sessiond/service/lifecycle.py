@@ -238,6 +238,7 @@ class Lifecycle:
             self._context.registry.update_session,
             session.tenant,
             session.session_id,
+            session.created_unix_s,
             **changes,
         )
 

@@ -106,6 +106,16 @@ def test_changes(registry: Registry) -> None:
     assert again == replace(session, pinned=True, updated_unix_s=7.0)
 
 
+def test_what_is_meant_for_an_earlier_session_of_the_id_changes_nothing(registry: Registry) -> None:
+    session = a_session()
+    key, created_unix_s = (session.tenant, session.session_id), session.created_unix_s
+    registry.create_session(session)
+    with pytest.raises(SessionNotFoundError):
+        registry.update_session(*key, created_unix_s - 1, resumed_on="e")
+    assert registry.get_session(*key) == session
+    assert registry.update_session(*key, created_unix_s, resumed_on="e").resumed_on == "e"
+
+
 @pytest.mark.parametrize("field", ["tenant", "session_id", "deleted", "snapshot", "nonsense"])
 def test_other_fields_cannot_be_changed(registry: Registry, field: str) -> None:
     session = a_session()
