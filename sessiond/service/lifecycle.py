@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Unpack
 
-from sessiond.domain.errors import SessiondError, SuspendRefusedError, SuspendSkippedError
+from sessiond.domain.errors import (
+    SessiondError,
+    StoreError,
+    SuspendRefusedError,
+    SuspendSkippedError,
+)
 from sessiond.domain.ids import SessionId, TenantId
 from sessiond.domain.outcomes import Outcome
 from sessiond.domain.session import OnEvicted, Operation, OperationKind, Session
 from sessiond.service import returns
 from sessiond.service.deletion import delete
-from sessiond.service.lostkv import with_lost
+from sessiond.service.lostkv import drop_old_heads, with_lost
 from sessiond.service.once import Once
 from sessiond.service.operations import Claim, Operations, Result, Work, claim
 from sessiond.service.reports import first_reason, problem_of, resume_json, suspend_json
@@ -186,6 +192,8 @@ class Lifecycle:
         self._context.observer.ended(OperationKind.SUSPEND, outcome, reason, report.seconds)
         self._context.observer.explained(OperationKind.SUSPEND, report.causes)
         await self._event(session, "suspended", result)
+        with suppress(StoreError):  # the next one does it
+            await self._context.blocking(drop_old_heads, self._context.store, session)
         return result
 
     async def _resume(self, prospect: Prospect, wish: Wish | None) -> Result:

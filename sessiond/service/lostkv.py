@@ -1,6 +1,7 @@
 """KV that ended with its engine: a dead engine's head tells of it, and nothing else has it.
 
-Heads outlive their engines: they stay in the folders of their sessions until those are deleted.
+Heads outlive their engines: the one that tells of the conversation stays in the folder of its
+session until that is deleted.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from sessiond.domain.snapshot import Manifest
     from sessiond.service.engines import Sight
     from sessiond.service.snapshots import Readable
+    from sessiond.store.store import Store
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,22 @@ def lost_kv(
         return None
     tokens = _missing_tokens(head.main, here, newest, _chunk_tokens(sight, newest))
     return LostKv(head.engine_id, tokens) if tokens > 0 else None
+
+
+def drop_old_heads(store: Store, session: Session) -> None:
+    """Remove what engines have left that ended, but for what :func:`lost_kv` goes by; blocks.
+
+    Else each start of an engine would add a file to each session, to be read for each ticket.
+
+    :raises StoreError: the store cannot be read.
+    """
+    alive = {engine.engine_id for engine in store.live_engines()}
+    heads = store.read_heads(session.tenant, session.session_id)
+    dead = [head for head in heads if head.engine_id not in alive]
+    telling = choose_head(of_session(session, dead))
+    for head in dead:
+        if telling is not None and head.engine_id != telling.engine_id:
+            store.remove_ended_head(session.tenant, session.session_id, head.engine_id)
 
 
 def with_lost(report: SuspendReport, lost: LostKv | None) -> SuspendReport:

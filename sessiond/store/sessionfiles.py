@@ -139,6 +139,11 @@ class SessionFiles:
             name = layout.head_file(head.engine_id)
             self._tree.write(folder, name, data, Publish.HINT)
 
+    def remove_head(self, engine_id: str) -> bool:
+        """Remove the head that an engine kept; returns whether it was there."""
+        folder = layout.heads_folder(self._folder)
+        return self._tree.unlink(folder, layout.head_file(engine_id), sync=False)
+
     def delete(self, fence: Fence = no_fence, *, again: bool = False) -> Removed:
         """Write the tombstone, then remove manifests and heads.
 

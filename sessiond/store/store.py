@@ -206,6 +206,16 @@ class Store:
         with store_errors("Reading a head"):
             return self._looks(tenant, session).head(engine_id)
 
+    def remove_ended_head(self, tenant: TenantId, session: SessionId, engine_id: str) -> bool:
+        """Remove what an engine told of a session, if no file of the engine is left.
+
+        Returns whether it was removed. An engine has a file as long as it lives.
+        """
+        with store_errors("Removing a head"):
+            if engine_id in engines.engine_ids(self._tree):
+                return False
+            return self._session(tenant, session).remove_head(engine_id)
+
     # Sessions
 
     def write_session(

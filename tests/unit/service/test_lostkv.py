@@ -203,3 +203,19 @@ def test_a_sweep_does_not_wait_for_what_no_engine_has() -> None:
     assert lacks_only_gone({"causes": gone})
     assert not lacks_only_gone({"causes": [*gone, {"reason": Reason.RAM_TIER_BUSY}]})
     assert not lacks_only_gone({"causes": []})
+
+
+async def test_of_engines_that_have_ended_only_what_tells_most_is_kept(world: World) -> None:
+    await world.create()
+    ended = []
+    for length in (100, 300, 200):
+        ended.append(world.start_engine())
+        await turn_on(world, ended[-1], text(length))
+        world.kill_engine(ended[-1])
+    living = world.start_engine()
+    await turn_on(world, living, text(100))
+    told = report(await world.suspend())
+    assert reasons(told) == _LOST
+    assert report(await world.suspend())["causes"] == told["causes"]
+    left = {head.engine_id for head in world.store.read_heads(DEFAULT_TENANT, AGENT)}
+    assert left == {ended[1].info.engine_id, living.info.engine_id}

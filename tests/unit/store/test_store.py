@@ -33,6 +33,7 @@ from sessiond.testing.snapshots import (
     some_tokens,
     write_snapshot,
 )
+from sessiond.testing.values import an_engine
 
 if TYPE_CHECKING:
     from sessiond.domain.keys import KeyRing
@@ -210,6 +211,21 @@ class TestHeads:
         (folder / "e5.head").symlink_to(folder / "e2.head")
         os.mkfifo(folder / "e6.head")
         assert store.read_heads(TENANT, SESSION) == [a_head("e2")]
+
+    def test_it_goes_only_where_no_file_of_its_engine_is_left(self, store: Store) -> None:
+        info = an_engine()
+        store.write_head(a_head(info.engine_id))
+        gone = TENANT, SESSION, info.engine_id
+        with store.publish_engine(info):
+            assert not store.remove_ended_head(*gone)
+        lock = store.root / "engines" / f"{info.engine_id}.lock"
+        lock.touch()  # as SIGKILL leaves it
+        assert not store.remove_ended_head(*gone)
+        assert store.remove_dead_engines() == [info.engine_id]
+        assert store.read_head(*gone) == a_head(info.engine_id)
+        assert store.remove_ended_head(*gone)
+        assert not store.remove_ended_head(*gone)
+        assert store.read_heads(TENANT, SESSION) == []
 
     def test_no_session_no_heads(self, store: Store) -> None:
         assert store.read_heads(TENANT, SESSION) == []
