@@ -91,7 +91,7 @@ class Coordinator:
             self._rejected[arriving.request_id] = Cause(Reason.TICKET_INVALID, error.message)
             return
         request = self._desk.ticketed(ticket, arriving)
-        unfit = unfit_cause(ticket, arriving)
+        unfit = unfit_cause(ticket, arriving) or self._turns.unfit_cause(request)
         if unfit is not None and ticket.op not in _WAITING_OPS:
             self._pass(request, unfit, arriving.tokens)
             return

@@ -20,8 +20,8 @@ from sessiond.domain.heads import (
 SessionKey = tuple[str, str]
 
 
-class HeadOwner(NamedTuple):
-    """Whose head a request uses: that of the session which had the id when it was created."""
+class IdHolder(NamedTuple):
+    """The session that has, or had, an id since it was created."""
 
     key: SessionKey
     created_unix_us: int = 0  #: 0: not known
@@ -30,8 +30,8 @@ class HeadOwner(NamedTuple):
 class HeadBook:
     """Heads by (tenant, session), the least recently used forgotten first.
 
-    Whatever is told of a session that was deleted, and whose id is a newer one's, changes nothing;
-    then ``None`` is returned.
+    What is told of a session that was deleted, while its id is a newer one's, changes nothing; then
+    ``None`` is returned.
 
     :param limit_tokens: tokens of all branches together; beyond it their KV is long evicted
     """
@@ -42,23 +42,27 @@ class HeadBook:
         self._heads: OrderedDict[SessionKey, Head] = OrderedDict()
         self._tokens = 0
 
+    def is_of_deleted(self, holder: IdHolder) -> bool:
+        """Whether a newer session is known that has the id by now."""
+        return self._known(holder) is None
+
     def newest(self, key: SessionKey) -> Head | None:
         """Return the head of the newest session of that id, if one is known."""
         return self._heads.get(key)
 
-    def get(self, owner: HeadOwner) -> Head | None:
+    def get(self, holder: IdHolder) -> Head | None:
         """Return the session's head, if it is known."""
-        head = self._known(owner)
+        head = self._known(holder)
         return head if head is not None and head.sequence else None
 
-    def begin_turn(self, owner: HeadOwner, now_unix_s: float) -> Head | None:
+    def begin_turn(self, holder: IdHolder, now_unix_s: float) -> Head | None:
         """Note that a turn has started."""
-        head = self._known(owner)
+        head = self._known(holder)
         return self._put(head and begin_turn(head, now_unix_s))
 
     def end_turn(
         self,
-        owner: HeadOwner,
+        holder: IdHolder,
         branch: Branch | None,
         now_unix_s: float,
         turn: LastTurn | None = None,
@@ -69,17 +73,18 @@ class HeadBook:
 
         :param is_known: it continues the snapshot that its ticket names
         """
-        head = self._known(owner)
+        # One whose begin is not known has lost its head to a newer session, which was forgotten.
+        head = self._known(holder) if holder.key in self._heads else None
         return self._put(head and end_turn(head, branch, now_unix_s, turn, is_known=is_known))
 
-    def pass_turn(self, owner: HeadOwner, turn: LastTurn) -> Head | None:
+    def pass_turn(self, holder: IdHolder, turn: LastTurn) -> Head | None:
         """Note a turn that is served and not kept."""
-        head = self._known(owner)
+        head = self._known(holder)
         return self._put(head and pass_turn(head, turn))
 
-    def add_branch(self, owner: HeadOwner, branch: Branch, now_unix_s: float) -> Head | None:
+    def add_branch(self, holder: IdHolder, branch: Branch, now_unix_s: float) -> Head | None:
         """Note what a request left that is no turn."""
-        head = self._known(owner)
+        head = self._known(holder)
         return self._put(head and add_branch(head, branch, now_unix_s))
 
     def all(self) -> list[Head]:
@@ -94,9 +99,9 @@ class HeadBook:
             )
         return self.all()
 
-    def _known(self, owner: HeadOwner) -> Head | None:
-        tenant, session = owner.key
-        known = self._heads.get(owner.key) or Head(
+    def _known(self, holder: IdHolder) -> Head | None:
+        tenant, session = holder.key
+        known = self._heads.get(holder.key) or Head(
             tenant=tenant,
             session=session,
             engine_id=self._engine_id,
@@ -105,7 +110,7 @@ class HeadBook:
             updated_unix_s=0.0,
             branches=(),
         )
-        return head_for(known, owner.created_unix_us)
+        return head_for(known, holder.created_unix_us)
 
     def _put(self, head: Head | None) -> Head | None:
         if head is None:

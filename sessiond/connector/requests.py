@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
-from sessiond.connector.headbook import HeadOwner
+from sessiond.connector.headbook import IdHolder
 from sessiond.connector.timing import Stopwatch
 from sessiond.domain.divergence import Meeting
 from sessiond.domain.engines import ServedAdapter
@@ -110,7 +110,7 @@ class TicketedRequest:
     causes: list[Cause] = field(default_factory=list)
 
     @property
-    def owner(self) -> HeadOwner:
+    def holder(self) -> IdHolder:
         """The session that it belongs to."""
         ticket = self.ticket
-        return HeadOwner((ticket.tenant, ticket.session), ticket.session_created_unix_us)
+        return IdHolder((ticket.tenant, ticket.session), ticket.session_created_unix_us)

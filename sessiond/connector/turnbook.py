@@ -19,9 +19,11 @@ from sessiond.connector.turns import (
     unkept_turn,
 )
 from sessiond.domain.heads import Branch, Head
-from sessiond.domain.reasons import Cause
+from sessiond.domain.reasons import Cause, Reason
 from sessiond.domain.tickets import TicketOp
 from sessiond.domain.tokens import TokenIds
+
+_DELETED = Cause(Reason.SESSION_DELETED, "its id is another session's")
 
 
 class TurnBook:
@@ -37,20 +39,24 @@ class TurnBook:
 
     def head(self, request: TicketedRequest) -> Head | None:
         """Return the head of a request's session, if it is known."""
-        return self._heads.get(request.owner)
+        return self._heads.get(request.holder)
+
+    def unfit_cause(self, request: TicketedRequest) -> Cause | None:
+        """Why nothing may be kept or loaded for a request that was made for a deleted session."""
+        return _DELETED if self._heads.is_of_deleted(request.holder) else None
 
     def begin(self, request: TicketedRequest, prompt: TokenIds[int]) -> None:
         """A turn has arrived."""
-        head = self._heads.get(request.owner)
+        head = self._heads.get(request.holder)
         request.known = meet_head(head, prompt, request.ticket.adapter_digest)
-        self._write(self._heads.begin_turn(request.owner, time.time()))
+        self._write(self._heads.begin_turn(request.holder, time.time()))
 
     def pass_over(self, request: TicketedRequest, cause: Cause, prompt: TokenIds[int]) -> None:
         """A turn is served and not kept: if it is one of the conversation, it must be known."""
-        head = self._heads.get(request.owner)
+        head = self._heads.get(request.holder)
         if not is_side_call(head, request, prompt):
             turn = unkept_turn(cause, request.ticket.operation_id, time.time())
-            self._write(self._heads.pass_turn(request.owner, turn))
+            self._write(self._heads.pass_turn(request.holder, turn))
 
     def end(self, request: TicketedRequest, finished: FinishedRequest) -> dict[str, Any]:
         """A turn has ended, or a resume: note what it left, and return its answer."""
@@ -64,17 +70,19 @@ class TurnBook:
         if request.ticket.op is TicketOp.TURN:
             turn = last_turn(request, timing, time.time())
             known = continues_snapshot(request)
-            owner, now = request.owner, time.time()
-            self._write(self._heads.end_turn(owner, branch, now, turn, is_known=known))
+            holder, now = request.holder, time.time()
+            head = self._heads.end_turn(holder, branch, now, turn, is_known=known)
+            self._write(head)
             facts.update(turn_facts(turn))
-            return answer(self._engine_id, request.ticket.op, facts, turn.causes)
+            causes = turn.causes if head is not None else (*turn.causes, _DELETED)
+            return answer(self._engine_id, request.ticket.op, facts, causes)
         if branch is not None:
-            self._write(self._heads.add_branch(request.owner, branch, time.time()))
+            self._write(self._heads.add_branch(request.holder, branch, time.time()))
         return answer(self._engine_id, request.ticket.op, facts, request.causes)
 
     def lose(self, request: TicketedRequest) -> None:
         """A turn is over, and nobody told how it ended."""
-        self._write(self._heads.end_turn(request.owner, None, time.time()))
+        self._write(self._heads.end_turn(request.holder, None, time.time()))
 
     def forget_kv(self) -> None:
         """The KV of all heads is gone, or nobody may use it."""
@@ -94,7 +102,7 @@ class TurnBook:
         """Tell who waits for the heads, if they are files; *hindrance*: they will not be soon."""
         if hindrance is None and not self._files.are_files(request.awaited_head):
             return
-        key = request.owner.key if request.ticket.session else None
+        key = request.holder.key if request.ticket.session else None
         cause = hindrance or self._files.failure(key)
         causes = [cause] if cause else []
         facts = {"heads_written": not causes}

@@ -108,7 +108,7 @@ class Head:
     #: Code of the reason why a turn newer than the main branch left nothing that can be kept;
     #: else empty.
     unkept: str = ""
-    #: Of the session that it tells of, as its tickets said; 0 where an earlier version wrote it.
+    #: Of the session that it tells of, as its tickets said; 0: not known.
     session_created_unix_us: int = 0
 
     @property
@@ -132,15 +132,15 @@ def head_for(known: Head, created_unix_us: int) -> Head | None:
     A session's id may be used again, while turns of the deleted one still run: what they leave is
     no part of the new one, nor is what it has left in the engine.
 
-    :param created_unix_us: 0: not known, as in a ticket of an earlier version
+    :param created_unix_us: 0: not known
     """
     created = created_unix_us or known.session_created_unix_us
     if created < known.session_created_unix_us:
         return None
     if created == known.session_created_unix_us:
         return known
-    if known.session_created_unix_us == 0:
-        return replace(known, session_created_unix_us=created)
+    if known.session_created_unix_us == 0 and known.updated_unix_s >= created / 1_000_000:
+        return replace(since(created / 1_000_000, known), session_created_unix_us=created)
     return Head(
         tenant=known.tenant,
         session=known.session,
@@ -151,6 +151,12 @@ def head_for(known: Head, created_unix_us: int) -> Head | None:
         branches=(),
         session_created_unix_us=created,
     )
+
+
+def since(unix_s: float, head: Head) -> Head:
+    """Return the head without the branches that had no turn since then."""
+    ours = tuple(branch for branch in head.branches if branch.updated_unix_s >= unix_s)
+    return head if len(ours) == len(head.branches) else replace(head, branches=ours)
 
 
 def begin_turn(head: Head, now_unix_s: float) -> Head:

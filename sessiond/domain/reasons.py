@@ -260,7 +260,8 @@ EXPLANATIONS: Mapping[Reason, Explanation] = {
         "Give sessiond and every engine the same key file.",
     ),
     Reason.SESSION_DELETED: Explanation(
-        "The session was deleted meanwhile.", "Nothing is left to do; its bytes are gone."
+        "The session was deleted meanwhile; its id may be a new one's.",
+        "Nothing is left to do: its bytes are gone. A turn of the new one needs its own ticket.",
     ),
     Reason.DIVERGED: Explanation(
         "The prompt differs from the stored context at some token.",

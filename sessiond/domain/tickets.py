@@ -69,7 +69,7 @@ class Ticket:
     load_limit_ms: int = 0  #: for reading it; what is there then is used; 0: no limit but ours
     adapter_digest: str = ""  #: of the LoRA adapter that the request uses; empty: none
     recomputes: int = 0  #: of a suspend: 1 if it may compute KV that is not there any more
-    #: When the session was created, in microseconds: its id may be another one's since. 0: unsaid.
+    #: When the session was created: its id may be another one's since; 0: not known.
     session_created_unix_us: int = 0
 
 

@@ -374,23 +374,26 @@ class Registry:
 
     # -- events and idempotency keys ---------------------------------------------------------
 
-    def add_event(
+    def add_event(  # noqa: PLR0913, PLR0917 - names, what it tells, and of which one
         self,
         tenant: TenantId,
         session_id: SessionId,
         kind: str,
         at_unix_s: float,
         detail: dict[str, JsonValue],
+        created_unix_s: float | None = None,
     ) -> None:
         """Add one line to the audit trail of a session, which may be deleted.
 
+        :param created_unix_s: only of the one created then: its id may be another one's since
         :raises SessionNotFoundError: there never was such a session.
         """
         with domain_errors(), self._engine.begin() as connection:
             # The database gives the number.
-            trail.add_event(connection, Event(0, tenant, session_id, kind, at_unix_s, detail))
+            event = Event(0, tenant, session_id, kind, at_unix_s, detail)
+            trail.add_event(connection, event, created_unix_s=created_unix_s)
 
-    def add_event_once(self, event: Event) -> bool:
+    def add_event_once(self, event: Event, created_unix_s: float | None = None) -> bool:
         """As :meth:`add_event`, but not if the trail has one of this kind and time.
 
         Returns whether it was added. After a power cut it may be gone again.
@@ -398,7 +401,7 @@ class Registry:
         :raises SessionNotFoundError: there never was such a session.
         """
         with domain_errors(), begin_unhurried(self._engine) as connection:
-            return trail.add_event(connection, event, once=True)
+            return trail.add_event(connection, event, once=True, created_unix_s=created_unix_s)
 
     def list_events(
         self, tenant: TenantId, session_id: SessionId, *, after: int = 0, limit: int = 100

@@ -30,7 +30,7 @@ _MAX_ID: Final = 2**63 - 1
 # Each turn adds an event, so these are made once.
 _KEY: Final[dict[str, Any]] = {"tenant": bindparam("tenant"), "session_id": bindparam("session_id")}
 _LOCK: Final = (
-    select(SessionRow.session_id)
+    select(SessionRow.created_unix_s)
     .filter_by(**_KEY)
     # "No key" leaves others free to add rows that refer to this one.
     .with_for_update(key_share=True)
@@ -48,16 +48,22 @@ _SAME: Final = select(_NEWEST.c.kind).where(
 _ADD: Final = insert(EventRow.__table__)  # type: ignore[arg-type]
 
 
-def add_event(db: Connection, event: Event, *, once: bool = False) -> bool:
+def add_event(
+    db: Connection, event: Event, *, once: bool = False, created_unix_s: float | None = None
+) -> bool:
     """Add one line, whose number the database gives, to a session's audit trail; return whether.
 
+    :param created_unix_s: only of the session created then: its id may be another one's since
     :param once: not if one of this kind and time is among the newest hundred
     :raises SessionNotFoundError: there never was such a session.
     """
     values = event_values(event)
     key = {name: values[name] for name in _KEY}
-    if db.execute(_LOCK, key).one_or_none() is None:
+    found = db.execute(_LOCK, key).one_or_none()
+    if found is None:
         raise not_found(event.session_id)
+    if created_unix_s not in (None, found.created_unix_s):
+        return False
     what = {"kind": event.kind, "at_unix_s": event.at_unix_s}
     if once and db.execute(_SAME, {**key, **what}).first():
         return False

@@ -18,7 +18,7 @@ from sessiond.domain.errors import (
 from sessiond.domain.ids import SessionId, TenantId, new_session_id
 from sessiond.domain.session import Event, OperationKind, Session
 from sessiond.domain.snapshot import Origin
-from sessiond.service.creation import was_deleted
+from sessiond.service.creation import after_deleted
 from sessiond.service.judge import summarize
 from sessiond.service.once import Once
 from sessiond.service.operations import claim
@@ -76,8 +76,8 @@ class Forker:
         async def start() -> Operation:
             source = await self._catalogue.get(tenant, source_id)
             manifest = await self._source(source, wish.generation)
-            session = self._new(source, manifest, session_id)
-            reused = await self._context.blocking(self._is_reused, session)
+            new = self._new(source, manifest, session_id)
+            session, reused = await self._context.blocking(self._free, new)
             fence = Ownership(self._context, tenant, wanted.operation_id)
             work = partial(self._perform, session, manifest, fence, reused=reused)
             return await self._operations.start(wanted, work, session)
@@ -87,17 +87,19 @@ class Forker:
         request = [OperationKind.FORK.value, source_id, wish.session_id, wish.generation]
         return await Once(self._context, tenant, key, request).operation(wanted, start)
 
-    def _is_reused(self, session: Session) -> bool:
-        """Whether the new session's id was that of a deleted one."""
-        if was_deleted(self._context, session):
-            return True
-        if self._context.store.generations(session.tenant, session.session_id):
+    def _free(self, new: Session) -> tuple[Session, bool]:
+        """Return a session whose id is free, and whether a deleted one had it.
+
+        :raises SessionExistsError: the store has snapshots of one.
+        """
+        session, reused = after_deleted(self._context, new)
+        if not reused and self._context.store.generations(session.tenant, session.session_id):
             # Found before anything is begun: what is undone would be gone with the fork.
             raise SessionExistsError(
                 f"The store has snapshots of a session {session.session_id!r}; create it to take "
                 "them over."
             )
-        return False
+        return session, reused
 
     async def _source(self, source: Session, generation: int | None) -> Manifest:
         if generation is not None:

@@ -6,9 +6,9 @@ a side call over one of the conversation, by the rule of :mod:`sessiond.domain.l
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from sessiond.domain.heads import since
 from sessiond.domain.lines import makes_needless, outdoes
 
 if TYPE_CHECKING:
@@ -25,9 +25,7 @@ def is_gone(head: Head) -> bool:
 
 def of_session(session: Session, heads: Iterable[Head]) -> list[Head]:
     """Return *heads* without what their engines had of a deleted session of the same id."""
-    since_unix_s = session.created_unix_s
-    ours = (head for head in heads if not _is_of_earlier(session, head))
-    return [_since(since_unix_s, head) for head in ours if head.updated_unix_s >= since_unix_s]
+    return [ours for head in heads if (ours := _ours(session, head)) is not None]
 
 
 def choose_head(heads: Iterable[Head], off: Collection[str] = ()) -> Head | None:
@@ -55,14 +53,12 @@ def is_needed(head: Head, there: Head) -> bool:
     return not is_aside and not makes_needless(theirs, ours)
 
 
-def _is_of_earlier(session: Session, head: Head) -> bool:
-    # A turn of the deleted one may have ended after the new one was created.
-    return 0 < head.session_created_unix_us < session.created_unix_us
-
-
-def _since(unix_s: float, head: Head) -> Head:
-    ours = tuple(branch for branch in head.branches if branch.updated_unix_s >= unix_s)
-    return head if len(ours) == len(head.branches) else replace(head, branches=ours)
+def _ours(session: Session, head: Head) -> Head | None:
+    if head.session_created_unix_us:
+        return head if head.session_created_unix_us >= session.created_unix_us else None
+    # Of an earlier version's tickets only times tell, and a turn may end after its session.
+    created_unix_s = session.created_unix_s
+    return since(created_unix_s, head) if head.updated_unix_s >= created_unix_s else None
 
 
 def _newness(head: Head) -> tuple[bool, float, int]:

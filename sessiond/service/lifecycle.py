@@ -258,4 +258,5 @@ class Lifecycle:
             kind,
             self._context.now(),
             detail,
+            session.created_unix_s,
         )

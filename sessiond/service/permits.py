@@ -42,7 +42,7 @@ class Purpose:
     adapter_digest: str = ""  #: of the one that computes; empty: none
     recomputes: bool = False  #: whether a suspend may compute KV that is gone
     load_limit_s: float = 0.0  #: for reading the generation; 0: none
-    session_created_unix_us: int = 0  #: 0: of none, or of whichever has the id
+    session_created_unix_us: int = 0  #: 0: not known, or of none
 
 
 class Signer:

@@ -15,7 +15,6 @@ from sessiond.domain.errors import (
 from sessiond.domain.reasons import Reason
 from sessiond.domain.retention import RemovalCause
 from sessiond.domain.session import OperationKind, OperationStatus
-from sessiond.service.headchoice import of_session
 from sessiond.service.operations import begun, claim
 from sessiond.service.ownership import Ownership, Same, Unknown
 from sessiond.service.returns import came_back, went
@@ -208,6 +207,6 @@ class Remover:
             return True
         return not any(
             branch.split.disk_tokens and branch.updated_unix_s >= made_unix_s
-            for head in of_session(session, heads)
+            for head in heads
             for branch in head.branches
         )

@@ -149,7 +149,8 @@ class TurnTrail:
         added: list[bool | Exception] = []
         for note in notes:
             try:
-                added.append(self._context.registry.add_event_once(note.event))
+                created_unix_s = note.session.created_unix_s
+                added.append(self._context.registry.add_event_once(note.event, created_unix_s))
                 if added[-1] is True:
                     self._use(note)
             except SessionNotFoundError as error:

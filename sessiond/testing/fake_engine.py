@@ -98,6 +98,7 @@ class Seen:
     cache_salt: str
     model: str
     session: str = ""  #: of its ticket
+    session_created_unix_us: int = 0  #: likewise
 
 
 @dataclass
@@ -232,7 +233,8 @@ class FakeEngine:
         op = ticket.op.value if ticket else ""
         model = str(body.get("model") or self.info.model)
         session = ticket.session if ticket else ""
-        self.seen.append(Seen(op, len(prompt), salt, model, session))
+        created_unix_us = ticket.session_created_unix_us if ticket else 0
+        self.seen.append(Seen(op, len(prompt), salt, model, session, created_unix_us))
         if not self.info.serves(model):
             return JSONResponse({"error": {"message": f"No model {model!r}."}}, 404)
         if op in self.faults.http_errors:
@@ -307,7 +309,9 @@ class FakeEngine:
             adapter=self.info.adapter(call.model),
             plain_text=True,
         )
-        return unfit_cause(call.ticket, arriving)
+        is_deleted = self._head_for(call.ticket) is None
+        deleted = Cause(Reason.SESSION_DELETED) if is_deleted else None
+        return unfit_cause(call.ticket, arriving) or deleted
 
     async def _turn(self, call: _Call) -> Response:
         split = self._split(call)
@@ -323,11 +327,11 @@ class FakeEngine:
             adapter_name=call.model if call.ticket.adapter_digest else "",
         )
         known = self._head_for(call.ticket)
-        head = begin_turn(known, self._now()) if known else None
+        assert known is not None  # or else it is unfit
+        head = begin_turn(known, self._now())
+        self.write_head(head)
         manifest = self._manifest(call.ticket)
-        contexts = [one.tokens for one in (head.branches if head else ())] + (
-            [manifest.tokens] if manifest else []
-        )
+        contexts = [one.tokens for one in head.branches] + ([manifest.tokens] if manifest else [])
         met = closest(meet(call.prompt, tokens) for tokens in contexts)
         timing = self.times.timing(split, manifest)
         turn = LastTurn(
@@ -340,8 +344,7 @@ class FakeEngine:
             timing=timing,
         )
         is_known = manifest is not None and meet(call.prompt, manifest.tokens).goes_on
-        if head is not None:
-            self.write_head(end_turn(head, branch, self._now(), turn, is_known=is_known))
+        self.write_head(end_turn(head, branch, self._now(), turn, is_known=is_known))
         facts = {"generation": call.ticket.generation, "timing": timing.as_json()}
         return self._answer(call, split=split, facts={**facts, **turn_facts(turn)})
 
@@ -357,11 +360,14 @@ class FakeEngine:
     def _refused_suspend(self, call: _Call, asked: int, resident: int) -> _Settled | None:
         head = self._head_for(call.ticket)
         facts = {"committed": False, "available_tokens": resident}
-        if head is not None and head.turns_in_flight:
-            return _Settled(facts, (Cause(Reason.TURN_IN_FLIGHT),))
-        if self.info.tier_off:
-            return _Settled(facts, (Cause(Reason.TIER_OFF, self.info.tier_off),))
-        digests = [head_digest(branch.tokens) for branch in (head.branches if head else ())]
+        unfit = self._unfit_cause(call)
+        if unfit is not None or head is None:
+            return _Settled(facts, (unfit,) if unfit else ())
+        if head.turns_in_flight or self.info.tier_off:
+            off = Cause(Reason.TIER_OFF, self.info.tier_off)
+            in_flight = Cause(Reason.TURN_IN_FLIGHT)
+            return _Settled(facts, (in_flight if head.turns_in_flight else off,))
+        digests = [head_digest(branch.tokens) for branch in head.branches]
         if self.faults.stale_heads or call.ticket.head_digest not in digests:
             self.faults.stale_heads = max(0, self.faults.stale_heads - 1)
             return _Settled(facts, (Cause(Reason.HEAD_STALE),))

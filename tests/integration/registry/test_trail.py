@@ -198,6 +198,19 @@ def test_one_that_freezes_inside_a_write_holds_nobody_up(
     assert found == ["kept", "thawed"]
 
 
+def test_what_is_told_of_an_earlier_session_of_the_id_is_not_noted(registry: Registry) -> None:
+    session = a_session("s")
+    key, created_unix_s = (session.tenant, session.session_id), session.created_unix_s
+    registry.create_session(session)
+    event = Event(0, *key, "turn", NOW_UNIX_S, {})
+    assert not registry.add_event_once(event, created_unix_s - 1)
+    registry.add_event(*key, "resumed", NOW_UNIX_S, {}, created_unix_s - 1)
+    assert registry.list_events(*key) == []
+    assert registry.add_event_once(event, created_unix_s)
+    registry.add_event(*key, "resumed", NOW_UNIX_S, {}, created_unix_s)
+    assert [event.kind for event in registry.list_events(*key)] == ["turn", "resumed"]
+
+
 def test_what_may_be_lost_in_a_power_cut_leaves_everything_else_durable(sqlite_url: str) -> None:
     registry = Registry.open(sqlite_url)
     registry.create_session(a_session("s"))

@@ -231,9 +231,20 @@ def test_a_turn_of_a_deleted_session_is_no_part_of_the_one_that_has_its_id(
     published = vllm.published()
     assert published.session_created_unix_us == 2
     assert (published.turns_in_flight, [one["tokens"] for one in published.branches]) == (0, [13])
-    answer = vllm.finish(late)
-    assert answer["ok"]  # it is served all the same
+    assert reasons(vllm.finish(late)) == ["session_deleted"]
     assert vllm.published() == published
+
+
+def test_a_ticket_of_a_deleted_session_is_worth_nothing_once_its_id_is_a_new_ones(
+    vllm: FakeScheduler,
+) -> None:
+    vllm.take_turn(tokens_of(3), session_created_unix_us=2)
+    published, told = vllm.published(), len(vllm.mover.sent)
+    answer = vllm.take_turn(tokens_of(4, first=1000), generation=1, session_created_unix_us=1)
+    assert (answer["ok"], reasons(answer)) == (False, ["session_deleted"])
+    vllm.arrive(vllm.ticket(TicketOp.RESUME, session_created_unix_us=1), tokens_of(3))
+    assert reasons(vllm.finish(vllm.outcome(session_created_unix_us=1))) == ["session_deleted"]
+    assert (vllm.published(), len(vllm.mover.sent)) == (published, told)
 
 
 def test_a_suspend_of_a_deleted_session_does_not_store_what_has_its_id(vllm: FakeScheduler) -> None:
@@ -241,7 +252,7 @@ def test_a_suspend_of_a_deleted_session_does_not_store_what_has_its_id(vllm: Fak
     commit = vllm.commit(session_created_unix_us=1)
     vllm.begin_suspend(tokens_of(3), 3, session_created_unix_us=1)
     assert vllm.may_match(commit)
-    assert reasons(vllm.finish(commit)) == ["head_stale"]
+    assert reasons(vllm.finish(commit)) == ["session_deleted"]
 
 
 def test_the_split_of_a_turn_computed_from_scratch(vllm: FakeScheduler) -> None:

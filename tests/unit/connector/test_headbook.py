@@ -2,24 +2,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessiond.connector.headbook import HeadBook, HeadOwner
+from sessiond.connector.headbook import HeadBook, IdHolder
 from sessiond.domain.heads import Branch, LastTurn, TurnSplit
 from sessiond.domain.reasons import Cause, Reason
 from sessiond.domain.tokens import token_ids
 
-A, B, C = (HeadOwner(("t", name)) for name in "abc")
+A, B, C = (IdHolder(("t", name)) for name in "abc")
 
 
 def branch(tokens: int, first: int = 0) -> Branch:
-    return Branch(token_ids([first] * tokens), "", "salt", 1.0, TurnSplit())
+    return Branch(token_ids([first] * tokens), "", "salt", 2.0, TurnSplit())
 
 
-def turn(book: HeadBook, owner: HeadOwner, tokens: int) -> None:
-    book.begin_turn(owner, 1.0)
-    book.end_turn(owner, branch(tokens), 2.0)
+def turn(book: HeadBook, holder: IdHolder, tokens: int) -> None:
+    book.begin_turn(holder, 1.0)
+    book.end_turn(holder, branch(tokens), 2.0)
 
 
 def known(book: HeadBook) -> list[str]:
@@ -40,7 +41,7 @@ def test_a_head_carries_its_names() -> None:
 def test_sessions_of_two_tenants_are_two_sessions() -> None:
     book = HeadBook("e", 100)
     turn(book, A, 5)
-    assert book.get(HeadOwner(("u", "a"))) is None
+    assert book.get(IdHolder(("u", "a"))) is None
 
 
 def test_the_end_of_a_turn_is_remembered() -> None:
@@ -125,20 +126,20 @@ def test_what_was_forgotten_makes_room() -> None:
         st.tuples(st.sampled_from([A, B, C]), st.integers(2, 60), st.booleans()), max_size=40
     )
 )
-def test_it_holds_no_more_than_its_limit(turns: list[tuple[HeadOwner, int, bool]]) -> None:
+def test_it_holds_no_more_than_its_limit(turns: list[tuple[IdHolder, int, bool]]) -> None:
     book = HeadBook("e", 100)
-    for first, (owner, tokens, stays) in enumerate(turns):
-        book.begin_turn(owner, 1.0)
+    for first, (holder, tokens, stays) in enumerate(turns):
+        book.begin_turn(holder, 1.0)
         if not stays:
-            book.end_turn(owner, branch(tokens, first), 2.0)
-        assert book.get(owner) is not None
+            book.end_turn(holder, branch(tokens, first), 2.0)
+        assert book.get(holder) is not None
     # What a turn in flight holds, and what was used last, counts but is kept.
     free = [head for head in book.all()[:-1] if head.turns_in_flight == 0]
     total = sum(len(one.tokens) for head in book.all() for one in head.branches)
     assert total <= 100 or not free
 
 
-OLD, NEW = HeadOwner(A.key, 1_000_000), HeadOwner(A.key, 2_000_000)
+OLD, NEW = IdHolder(A.key, 1_000_000), IdHolder(A.key, 2_000_000)
 
 
 def test_a_new_session_of_a_used_id_begins_with_nothing() -> None:
@@ -167,25 +168,46 @@ def test_what_ends_of_a_deleted_session_is_no_part_of_the_new_one() -> None:
     assert book.get(NEW) is before is book.newest(A.key)
 
 
-def test_tickets_of_an_earlier_version_do_not_say_whose_they_are() -> None:
+def test_a_deleted_sessions_turn_does_not_come_back_when_the_new_one_is_forgotten() -> None:
     book = HeadBook("e", 100)
-    turn(book, A, 40)
-    turn(book, NEW, 41)
-    turn(book, A, 42)
-    head = book.get(NEW)
+    book.begin_turn(OLD, 1.0)
+    turn(book, NEW, 40)
+    turn(book, B, 90)
+    assert known(book) == ["b"]
+    assert book.end_turn(OLD, branch(30), 9.0) is None
+    assert known(book) == ["b"]
+
+
+@pytest.mark.parametrize(("created_unix_us", "kept"), [(2_000_000, [41, 40]), (2_500_000, [41])])
+def test_tickets_of_an_earlier_version_do_not_say_whose_they_are(
+    created_unix_us: int, kept: list[int]
+) -> None:
+    book = HeadBook("e", 100)
+    book.end_turn(A, None, 0.0)
+    turn(book, A, 40)  # ended at 2.0
+    new = IdHolder(A.key, created_unix_us)
+    book.begin_turn(new, 3.0)
+    book.end_turn(new, branch(41, 7), 3.0)
+    book.begin_turn(A, 3.0)
+    head = book.end_turn(A, None, 3.0)
     assert head is not None
-    assert (len(head.branches[0].tokens), head.session_created_unix_us) == (42, 2_000_000)
+    assert sorted((len(one.tokens) for one in head.branches), reverse=True) == kept
+    assert head.session_created_unix_us == created_unix_us
 
 
 @given(calls=st.lists(st.tuples(st.sampled_from([OLD, NEW]), st.booleans()), max_size=30))
-def test_two_sessions_of_one_id_are_never_one(calls: list[tuple[HeadOwner, bool]]) -> None:
+def test_two_sessions_of_one_id_are_never_one(calls: list[tuple[IdHolder, bool]]) -> None:
     book, alone = HeadBook("e", 10_000), HeadBook("e", 10_000)
-    for owner, begins in calls:
-        for one in (book, alone) if owner is NEW else (book,):
+    in_flight = {OLD: 0, NEW: 0}
+    for holder, begins in calls:
+        if not begins and not in_flight[holder]:
+            continue
+        in_flight[holder] += 1 if begins else -1
+        for one in (book, alone) if holder is NEW else (book,):
             if begins:
-                one.begin_turn(owner, 1.0)
+                one.begin_turn(holder, 1.0)
             else:
-                one.end_turn(owner, branch(5, owner.created_unix_us), 2.0)
+                one.end_turn(holder, branch(5, holder.created_unix_us), 2.0)
     mixed, expected = book.get(NEW), alone.get(NEW)
     if expected is not None:
         assert mixed is not None

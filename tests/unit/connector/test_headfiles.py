@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sessiond.connector.headbook import HeadBook, HeadOwner
+from sessiond.connector.headbook import HeadBook, IdHolder
 from sessiond.connector.headfiles import HeadFiles
 from sessiond.connector.mover import protocol
 from sessiond.connector.moverwatch import MAX_DEATHS
@@ -246,7 +246,7 @@ def test_where_there_is_no_mover_nothing_is_remembered(clock: FakeClock) -> None
         vllm.mover.die()
         vllm.coordinator.poll()
     files = HeadFiles(vllm.coordinator._mover)
-    head = HeadBook("e", 1000).begin_turn(HeadOwner(("t", "s")), 0.0)
+    head = HeadBook("e", 1000).begin_turn(IdHolder(("t", "s")), 0.0)
     assert head is not None
     for _ in range(10):
         files.write(head)
