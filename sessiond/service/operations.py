@@ -23,6 +23,8 @@ _log = logging.getLogger(__name__)
 
 #: An operation begins so long after it has looked at what there is, at most.
 _LOOK_S: Final = 5.0
+#: How often it is tried to begin one where what was in the way ends before it is looked at.
+_TRIES: Final = 3
 
 Result = dict[str, JsonValue]
 #: Does the work of an operation and returns its report.
@@ -92,17 +94,25 @@ class Operations:
         return await asyncio.shield(asyncio.create_task(self._start(wanted, work, creates)))
 
     async def _start(self, wanted: Claim, work: Work, creates: Session | None) -> Operation:
+        for _ in range(_TRIES):
+            try:
+                return await self._begin(wanted, work, creates)
+            except OperationInProgressError:
+                if creates is not None:
+                    raise
+            running = await self._running(wanted)
+            if running is not None:
+                return self._joined(running, wanted)
+            # What was in the way has ended since: nothing keeps this one from beginning.
+        raise OperationInProgressError
+
+    async def _begin(self, wanted: Claim, work: Work, creates: Session | None) -> Operation:
         operation = begun(self._context, wanted)
         # Before its row: whoever finds that asks for this.
         self._claims[operation.operation_id] = wanted
         try:
             begin, planned_unix_s = self._context.registry.begin_operation, wanted.planned_unix_s
             await self._context.blocking(begin, operation, creates, planned_unix_s)
-        except OperationInProgressError:
-            self._forget(operation.operation_id)
-            if creates is not None:
-                raise
-            return await self._joined(wanted)
         except BaseException:
             self._forget(operation.operation_id)
             raise
@@ -158,14 +168,16 @@ class Operations:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _joined(self, wanted: Claim) -> Operation:
-        running = await self._context.blocking(
+    async def _running(self, wanted: Claim) -> Operation | None:
+        return await self._context.blocking(
             self._context.registry.running_operation,
             wanted.tenant,
             wanted.session_id,
             self._context.now(),
         )
-        if running is None or running.kind is not wanted.kind:
+
+    def _joined(self, running: Operation, wanted: Claim) -> Operation:
+        if running.kind is not wanted.kind:
             raise OperationInProgressError
         if running.on_evicted is not wanted.on_evicted:
             other = running.on_evicted or "unknown"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -77,6 +77,30 @@ async def test_another_call_is_refused(world: World) -> None:
     with pytest.raises(OperationInProgressError):
         await start(world, Work(), OperationKind.RESUME)
     work.go_on.set()
+
+
+@pytest.mark.parametrize("kind", [OperationKind.SUSPEND, OperationKind.RESUME])
+async def test_what_ends_while_it_is_looked_at_is_not_in_the_way(
+    world: World, monkeypatch: pytest.MonkeyPatch, kind: OperationKind
+) -> None:
+    await world.create()
+    work, loop = Work(), asyncio.get_running_loop()
+    first, begin = await start(world, work), world.registry.begin_operation
+
+    def late(*given: Any) -> None:  # noqa: ANN401 - passed on
+        try:
+            begin(*given)
+        except OperationInProgressError:
+            loop.call_soon_threadsafe(work.go_on.set)
+            asyncio.run_coroutine_threadsafe(world.ended(first), loop).result(60.0)
+            raise
+
+    monkeypatch.setattr(world.registry, "begin_operation", late)
+    other = Work()
+    other.go_on.set()
+    second = await start(world, other, kind)
+    assert second.operation_id != first.operation_id
+    assert report(await world.ended(second)) == {"done": True}
 
 
 async def test_one_that_another_daemon_runs_is_watched(world: World) -> None:
