@@ -106,7 +106,8 @@ def test_requests_without_a_ticket_cost_nothing_on_disk(
     agent.turn(opening("untagged", 700), tokens=20, cache_salt="untagged")
     time.sleep(0.5)
 
-    assert set(store.root.rglob("*")) == before
+    # The daemon may remove what other tests have left meanwhile.
+    assert set(store.root.rglob("*")) - before == set()
     assert stack.engine.is_running()
 
 
