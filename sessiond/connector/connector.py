@@ -176,7 +176,8 @@ class SessionConnector(OffloadingConnector):
     @guarded(None)
     def _scheduled(self, request: Request, external_tokens: int) -> None:
         if self._coordinator is not None:
-            self._coordinator.scheduled(request.request_id, external_tokens)
+            counted_tokens = _counted_tokens(request)
+            self._coordinator.scheduled(request.request_id, external_tokens, counted_tokens)
 
     @guarded(None)
     def _rest(self) -> None:
@@ -224,6 +225,12 @@ class SessionConnector(OffloadingConnector):
         self._adapters, self._identity = started.adapters, started.identity
         self._coordinator = started.coordinator
         manager.snapshot_tier.attach(started.coordinator)
+
+
+def _counted_tokens(request: Request) -> int | None:
+    """Return what vLLM is to tell as the request's ``cached_tokens``; ``None``: it has told."""
+    stats = request.prefill_stats
+    return stats.num_cached_tokens if stats and not request.num_preemptions else None
 
 
 def _computed_tokens(request: Request) -> int:

@@ -24,7 +24,7 @@ from sessiond.connector.mover import protocol
 from sessiond.connector.moverwatch import MAX_DEATHS, JobDone, MoverWatch
 from sessiond.connector.requests import ArrivingRequest, FinishedRequest, Phase, TicketedRequest
 from sessiond.connector.settlements import Settlements, answer
-from sessiond.connector.splits import split_of
+from sessiond.connector.splits import confirmed, split_of
 from sessiond.connector.suspends import Suspends, branch_to_suspend
 from sessiond.connector.tierswitch import TierSwitch
 from sessiond.connector.timing import Steps
@@ -69,7 +69,9 @@ class Coordinator:
         self.steps = Steps()
         self._desk = Desk(engine_id, ticket_key, limits, self.steps)
         self._head_files = HeadFiles(self._mover)
-        self._turns = TurnBook(engine_id, heads, self._head_files, self._settlements)
+        self._turns = TurnBook(
+            engine_id, limits.chunk_tokens, heads, self._head_files, self._settlements
+        )
         self._loads = Loads(limits, self._mover)
         self._suspends = Suspends(limits, self._mover, self._settlements)
         self._requests: dict[str, TicketedRequest] = {}
@@ -203,14 +205,23 @@ class Coordinator:
         facts = {"loadable_tokens": tokens, "timing": timing.as_json()}
         self._settlements.settle(request.ticket.operation_id, facts, [*request.causes, *causes])
 
-    def scheduled(self, request_id: str, external_tokens: int) -> None:
-        """Note that vLLM gave the request its blocks; *external_tokens* come from RAM or disk."""
+    def scheduled(
+        self, request_id: str, external_tokens: int, counted_tokens: int | None = None
+    ) -> None:
+        """Note that vLLM gave the request its blocks; *external_tokens* come from RAM or disk.
+
+        :param counted_tokens: that vLLM itself counts as not computed; ``None`` after a preemption
+        """
         request = self._requests.get(request_id)
         if request is None or not request.newly_matched:
             return  # vLLM schedules it once more when an asynchronous load is over
         request.newly_matched = False
         self._loads.scheduled(request, external_tokens)
         request.split = split_of(request, external_tokens, self.limits)
+        if counted_tokens is not None and counted_tokens < request.split.cached_tokens:
+            # A restore counts only when the engine's own count confirms it.
+            request.split = confirmed(request.split, counted_tokens)
+            request.causes.append(Cause(Reason.NOT_CONFIRMED))
 
     # Chunks move
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sessiond.connector.limits import Limits
 from sessiond.connector.requests import TicketedRequest
 from sessiond.domain.heads import TurnSplit
@@ -16,6 +18,14 @@ def split_of(request: TicketedRequest, external_tokens: int, limits: Limits) -> 
         ram_tokens=external_tokens - disk_tokens,
         disk_tokens=disk_tokens,
     )
+
+
+def confirmed(split: TurnSplit, counted_tokens: int) -> TurnSplit:
+    """Return a split of which no more than the first *counted_tokens* count as not computed."""
+    vram = min(split.vram_tokens, counted_tokens)
+    ram = min(split.ram_tokens, counted_tokens - vram)
+    disk = min(split.disk_tokens, counted_tokens - vram - ram)
+    return replace(split, vram_tokens=vram, ram_tokens=ram, disk_tokens=disk)
 
 
 def _disk_tokens(request: TicketedRequest, external_tokens: int, limits: Limits) -> int:

@@ -30,9 +30,15 @@ class TurnBook:
     """Keeps the heads up to date, and has the mover write each change down."""
 
     def __init__(
-        self, engine_id: str, heads: HeadBook, files: HeadFiles, settlements: Settlements
+        self,
+        engine_id: str,
+        chunk_tokens: int,
+        heads: HeadBook,
+        files: HeadFiles,
+        settlements: Settlements,
     ) -> None:
         self._engine_id = engine_id
+        self._chunk_tokens = chunk_tokens
         self._heads = heads
         self._files = files
         self._settlements = settlements
@@ -68,7 +74,7 @@ class TurnBook:
             "timing": timing.as_json(),
         }
         if request.ticket.op is TicketOp.TURN:
-            turn = last_turn(request, timing, time.time())
+            turn = last_turn(request, timing, time.time(), self._chunk_tokens)
             known = continues_snapshot(request)
             holder, now = request.holder, time.time()
             head = self._heads.end_turn(holder, branch, now, turn, is_known=known)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from sessiond.connector.requests import TicketedRequest
 from sessiond.connector.settlements import without_repeats
 from sessiond.domain.divergence import Meeting, closest, meet
 from sessiond.domain.heads import Branch, Head, LastTurn, TurnSplit, may_be_main
+from sessiond.domain.outcomes import Outcome
 from sessiond.domain.reasons import Cause, Reason
+from sessiond.domain.tickets import Ticket
 from sessiond.domain.timing import TurnTiming
 from sessiond.domain.tokens import TokenIds
+from sessiond.domain.turnoutcome import outcome_of_turn
 
 
 def meet_head(head: Head | None, prompt: TokenIds[int], adapter_digest: str = "") -> Meeting | None:
@@ -36,7 +40,9 @@ def continues_snapshot(request: TicketedRequest) -> bool:
     return snapshot is not None and snapshot.goes_on
 
 
-def last_turn(request: TicketedRequest, timing: TurnTiming, now_unix_s: float) -> LastTurn:
+def last_turn(
+    request: TicketedRequest, timing: TurnTiming, now_unix_s: float, chunk_tokens: int
+) -> LastTurn:
     """Return how a turn that ends now went."""
     load = request.load
     snapshot = load.snapshot if load else None
@@ -45,7 +51,7 @@ def last_turn(request: TicketedRequest, timing: TurnTiming, now_unix_s: float) -
     causes = without_repeats(request.causes)
     if diverged_at_token is not None:
         causes.append(Cause(Reason.DIVERGED, detail=f"at token {diverged_at_token}"))
-    return LastTurn(
+    turn = LastTurn(
         ended_unix_s=now_unix_s,
         split=request.split,
         tokens_total=met.tokens_total if met else 0,
@@ -55,6 +61,14 @@ def last_turn(request: TicketedRequest, timing: TurnTiming, now_unix_s: float) -
         turn_id=request.ticket.operation_id,
         timing=timing,
     )
+    return explained(turn, request.ticket, chunk_tokens)
+
+
+def explained(turn: LastTurn, ticket: Ticket, chunk_tokens: int) -> LastTurn:
+    """Return a turn with what its ticket's sender knew, if it did not use all of its context."""
+    if outcome_of_turn(turn, chunk_tokens).outcome in (Outcome.WARM, Outcome.RESTORED):
+        return turn
+    return replace(turn, causes=tuple(without_repeats((*turn.causes, *ticket.known_causes))))
 
 
 def unkept_turn(cause: Cause, turn_id: str, now_unix_s: float) -> LastTurn:

@@ -10,20 +10,25 @@ import base64
 import binascii
 import hmac
 import json
-from dataclasses import dataclass, fields
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 
-from sessiond.domain.canonical import canonical_json
+from sessiond.domain.canonical import JsonValue, canonical_json
 from sessiond.domain.errors import (
     TicketExpiredError,
     TicketForgedError,
     TicketMalformedError,
 )
+from sessiond.domain.reasons import Cause
 
 #: Clocks of the two processes may differ by this much.
 CLOCK_SLACK_S = 30
 #: A ticket longer than this is not looked at.
 MAX_TICKET_CHARS = 4096
+#: Of the causes that a ticket carries.
+MAX_CAUSES_BYTES = 1200
+_MAX_CAUSE_BYTES = 300
 #: The key of a ticket inside vLLM's ``kv_transfer_params``, and of our part of the answer.
 TICKET_PARAM = "sessiond_ticket"
 ANSWER_PARAM = "sessiond"
@@ -71,6 +76,47 @@ class Ticket:
     recomputes: int = 0  #: of a suspend: 1 if it may compute KV that is not there any more
     #: When the session was created: its id may be another one's since; 0: not known.
     session_created_unix_us: int = 0
+    #: Of a turn: why it may use less than all of its context; see :func:`causes_text`.
+    causes: str = ""
+
+    @property
+    def known_causes(self) -> tuple[Cause, ...]:
+        """The causes that its sender knew of.
+
+        :raises TicketMalformedError: they have no such form.
+        """
+        try:
+            told = json.loads(self.causes) if self.causes else []
+        except ValueError as error:
+            raise TicketMalformedError from error
+        if not isinstance(told, list) or not all(isinstance(one, dict) for one in told):
+            raise TicketMalformedError
+        return tuple(map(Cause.from_json, told))
+
+
+def causes_text(causes: Iterable[Cause]) -> str:
+    """Return causes in the form that a ticket carries: a JSON list, empty without any.
+
+    A cause that is too long goes without its values, then without its details; no more of them
+    are told than fit into :data:`MAX_CAUSES_BYTES`.
+    """
+    kept: list[JsonValue] = []
+    for cause in causes:
+        shorter = replace(cause, stored=None, live=None)
+        forms = (_told(one) for one in (cause, shorter, Cause(cause.reason)))
+        short = (one for one in forms if len(canonical_json(one)) <= _MAX_CAUSE_BYTES)
+        kept += [one for one in short if len(canonical_json([*kept, one])) <= MAX_CAUSES_BYTES][:1]
+    return canonical_json(kept).decode() if kept else ""
+
+
+def _told(cause: Cause) -> dict[str, JsonValue]:
+    told: dict[str, JsonValue] = {
+        "reason": cause.reason.value,
+        "detail": cause.detail,
+        "stored": cause.stored,
+        "live": cause.live,
+    }
+    return {name: value for name, value in told.items() if value not in (None, "")}
 
 
 def sign(ticket: Ticket, key: bytes) -> str:
@@ -120,6 +166,7 @@ def _parse(payload: bytes) -> Ticket:
         value = getattr(ticket, field.name)
         if not isinstance(value, expected) or isinstance(value, bool):
             raise TicketMalformedError
+    _ = ticket.known_causes  # so that nobody is surprised later
     return ticket
 
 

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 from sessiond.domain.ids import OperationId, SessionId, TenantId, new_operation_id
 from sessiond.domain.keys import KeyRing, salt_hash
-from sessiond.domain.tickets import Ticket, TicketOp, sign
+from sessiond.domain.tickets import Ticket, TicketOp, causes_text, sign
 from sessiond.domain.tokens import head_digest
 from sessiond.engine.client import TicketedRequest
 
 if TYPE_CHECKING:
     from sessiond.domain.engines import EngineInfo
     from sessiond.domain.heads import Branch
+    from sessiond.domain.reasons import Cause
 
 #: What a question's request computes is thrown away.
 _ANY_PROMPT = (1,)
@@ -43,6 +44,7 @@ class Purpose:
     recomputes: bool = False  #: whether a suspend may compute KV that is gone
     load_limit_s: float = 0.0  #: for reading the generation; 0: none
     session_created_unix_us: int = 0  #: 0: not known, or of none
+    causes: tuple[Cause, ...] = ()  #: of a turn: why it may use less than all of its context
 
 
 class Signer:
@@ -108,6 +110,7 @@ class Signer:
             adapter_digest=purpose.adapter_digest,
             recomputes=int(purpose.recomputes),
             session_created_unix_us=purpose.session_created_unix_us,
+            causes=causes_text(purpose.causes),
         )
 
     def _sign(self, ticket: Ticket, purpose: Purpose, now_unix_s: float, lifetime_s: int) -> Permit:

@@ -7,6 +7,7 @@ from enum import StrEnum
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
+from sessiond.domain.reasons import Reason
 from sessiond.domain.tickets import CLOCK_SLACK_S, PROMPT_PARAM, TICKET_PARAM
 from sessiond.service.continuation import Continuer
 from sessiond.service.engines import ANYWHERE, Where
@@ -110,7 +111,8 @@ class Turns:
     async def _ticket(self, prospect: Prospect, chat: Chat | None) -> TurnTicket:
         session = prospect.session
         decision = await self._warm_plans.decide(prospect)
-        purpose = _purpose(prospect, decision)
+        causes = causes_of(prospect, decision)
+        purpose = _purpose(prospect, decision, causes)
         permit = self._context.signer.turn(purpose, self._context.now())
         self._planner.begin(permit.operation_id, prospect, decision)
         until_unix_s = permit.expires_unix_s + CLOCK_SLACK_S
@@ -128,7 +130,7 @@ class Turns:
             engine=prospect.engine,
             model=prospect.model,
             plan=plan,
-            causes=causes_of(prospect, decision),
+            causes=causes,
             generation=purpose.generation if purpose.may_load else 0,
             decided=decision.plan,
             continuation=await self._continued(prospect, chat) if chat else None,
@@ -196,7 +198,7 @@ def causes_of(prospect: Prospect, decision: Decision) -> tuple[Cause, ...]:
     return (*planned, *prospect.causes, *prospect.lost_causes)
 
 
-def _purpose(prospect: Prospect, decision: Decision) -> Purpose:
+def _purpose(prospect: Prospect, decision: Decision, causes: tuple[Cause, ...]) -> Purpose:
     """Return what a turn's ticket permits."""
     session, manifest = prospect.session, prospect.manifest
     generation = restorable_tokens = 0
@@ -215,4 +217,6 @@ def _purpose(prospect: Prospect, decision: Decision) -> Purpose:
         adapter_digest=prospect.adapter_digest,
         load_limit_s=decision.limit_s,
         session_created_unix_us=session.created_unix_us,
+        # Without any, a turn lacks nothing: what else it may compute is new, or told of as lost.
+        causes=tuple(one for one in causes if one.reason is not Reason.NO_SNAPSHOT),
     )

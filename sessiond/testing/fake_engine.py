@@ -22,7 +22,8 @@ from starlette.routing import Route
 from sessiond.connector.attest import RESET, RESET_AGAIN
 from sessiond.connector.fitness import unfit_cause
 from sessiond.connector.requests import ArrivingRequest
-from sessiond.connector.turns import turn_facts
+from sessiond.connector.splits import confirmed
+from sessiond.connector.turns import explained, turn_facts
 from sessiond.domain.divergence import closest, meet
 from sessiond.domain.engines import EngineInfo
 from sessiond.domain.errors import SnapshotNotFoundError, StoreError, TicketError
@@ -314,7 +315,7 @@ class FakeEngine:
         return unfit_cause(call.ticket, arriving) or deleted
 
     async def _turn(self, call: _Call) -> Response:
-        split = self._split(call)
+        split, causes = self._turn_split(call)
         reply = self.replies.pop(0) if self.replies else _reply(call.prompt, call.max_tokens)
         tokens = call.prompt + reply
         self._resident.setdefault(call.salt, []).append(tokens[:-1])
@@ -340,13 +341,17 @@ class FakeEngine:
             tokens_total=met.tokens_total if met else 0,
             tokens_restorable=manifest.restorable_tokens if manifest else 0,
             diverged_at_token=met.diverged_at_token if met else None,
+            causes=causes,
             turn_id=call.ticket.operation_id,
             timing=timing,
         )
+        turn = explained(turn, call.ticket, self.info.chunk_tokens)
         is_known = manifest is not None and meet(call.prompt, manifest.tokens).goes_on
         self.write_head(end_turn(head, branch, self._now(), turn, is_known=is_known))
         facts = {"generation": call.ticket.generation, "timing": timing.as_json()}
-        return self._answer(call, split=split, facts={**facts, **turn_facts(turn)})
+        return self._answer(
+            call, split=split, causes=turn.causes, facts={**facts, **turn_facts(turn)}
+        )
 
     async def _suspend(self, call: _Call) -> _Settled | Response:
         asked = whole_chunk_tokens(len(call.prompt) - 1, self.info.chunk_tokens)
@@ -445,8 +450,13 @@ class FakeEngine:
         self._resident.setdefault(call.salt, []).append(call.prompt[:-1])
         return self._answer(call, split=split, causes=causes, facts={"timing": timing})
 
-    def _split(self, call: _Call) -> TurnSplit:
-        return self._look(call)[0]
+    def _turn_split(self, call: _Call) -> tuple[TurnSplit, tuple[Cause, ...]]:
+        split, reason = self._look(call)
+        causes = (Cause(reason),) if reason else ()
+        counted_tokens = max(0, split.cached_tokens - self.faults.uncounted_tokens)
+        if counted_tokens == split.cached_tokens:
+            return split, causes
+        return confirmed(split, counted_tokens), (*causes, Cause(Reason.NOT_CONFIRMED))
 
     def _look(self, call: _Call) -> tuple[TurnSplit, Reason | None]:
         """Return where the prompt's KV would come from, and why not more of it from disk."""

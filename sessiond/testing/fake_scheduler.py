@@ -125,11 +125,21 @@ class FakeScheduler:
         """Ask whether it may be looked up."""
         return self.coordinator.may_match(request_id, vram_tokens)
 
-    def match(self, request_id: str, vram_tokens: int = 0, external_tokens: int = 0) -> bool:
-        """Say what was found; if it may go on, give it its blocks."""
+    def match(
+        self,
+        request_id: str,
+        vram_tokens: int = 0,
+        external_tokens: int = 0,
+        uncounted_tokens: int = 0,
+    ) -> bool:
+        """Say what was found; if it may go on, give it its blocks.
+
+        :param uncounted_tokens: that vLLM does not count as cached all the same
+        """
         if not self.coordinator.matched(request_id, vram_tokens, external_tokens):
             return False
-        self.coordinator.scheduled(request_id, external_tokens)
+        counted_tokens = vram_tokens + external_tokens - uncounted_tokens
+        self.coordinator.scheduled(request_id, external_tokens, counted_tokens)
         self._computed[request_id] = vram_tokens + external_tokens
         return True
 

@@ -8,7 +8,7 @@ from sessiond.connector.mover import protocol
 from sessiond.connector.moverwatch import MAX_DEATHS, JobDone
 from sessiond.domain.lines import MAX_BRANCHES
 from sessiond.domain.reasons import Cause, Reason
-from sessiond.domain.tickets import TicketOp, sign
+from sessiond.domain.tickets import TicketOp, causes_text, sign
 from sessiond.domain.tokens import from_bytes
 from sessiond.testing.fake_mover import FakeClock
 from sessiond.testing.fake_scheduler import ENGINE_ID, LIMITS, FakeScheduler, tokens_of
@@ -276,6 +276,38 @@ def test_the_second_call_for_an_asynchronous_load_changes_no_split(vllm: FakeSch
     vllm.match(request, vram_tokens=4, external_tokens=8)
     vllm.coordinator.scheduled(request, 0)
     assert vllm.finish(request)["split"]["ram_tokens"] == 8
+
+
+@pytest.mark.parametrize(
+    ("uncounted", "split"), [(0, (4, 8)), (4, (4, 4)), (10, (2, 0)), (12, (0, 0))]
+)
+def test_only_what_vllm_counts_as_cached_was_restored(
+    vllm: FakeScheduler, uncounted: int, split: tuple[int, int]
+) -> None:
+    request = vllm.arrive(vllm.ticket(), tokens_of(4))
+    vllm.match(request, vram_tokens=4, external_tokens=8, uncounted_tokens=uncounted)
+    told = vllm.finish(request)
+    assert (told["split"]["vram_tokens"], told["split"]["ram_tokens"]) == split
+    assert reasons(told) == (["not_confirmed"] if uncounted else [])
+    published = vllm.published().last_turn
+    assert published is not None
+    assert published["split"] == told["split"]
+
+
+@pytest.mark.parametrize(
+    ("vram_tokens", "told"), [(0, ["weights_mismatch"]), (8, ["weights_mismatch"]), (12, [])]
+)
+def test_a_turn_tells_what_its_ticket_knew_if_it_computes_what_was_there(
+    vllm: FakeScheduler, vram_tokens: int, told: list[str]
+) -> None:
+    cause = Cause(Reason.WEIGHTS_MISMATCH, stored="a", live="b")
+    context = tokens_of(3, extra=2)
+    vllm.take_turn(context)
+    request = vllm.arrive(vllm.ticket(causes=causes_text([cause])), context + tokens_of(1))
+    vllm.match(request, vram_tokens=vram_tokens)
+    answer = vllm.finish(request)
+    assert reasons(answer) == told
+    assert [Cause.from_json(one) for one in answer["causes"]] == [cause] * len(told)
 
 
 # The tier goes off

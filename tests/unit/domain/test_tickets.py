@@ -16,11 +16,13 @@ from sessiond.domain.errors import (
     TicketForgedError,
     TicketMalformedError,
 )
+from sessiond.domain.reasons import Cause, Reason
 from sessiond.domain.tickets import (
     CLOCK_SLACK_S,
     MAX_TICKET_CHARS,
     Ticket,
     TicketOp,
+    causes_text,
     sign,
     verify,
 )
@@ -192,3 +194,64 @@ def test_a_right_mac_does_not_excuse_wrong_fields(fields: dict[str, Any]) -> Non
 def test_a_right_mac_does_not_excuse_another_payload(payload: bytes) -> None:
     with pytest.raises(TicketMalformedError):
         verify(with_right_mac(payload), KEY, NOW)
+
+
+CAUSE = Cause(Reason.WEIGHTS_MISMATCH, stored="a" * 64, live="b" * 64)
+
+
+def test_causes_come_back_as_they_were() -> None:
+    causes = (CAUSE, Cause(Reason.RECOMPUTE_IS_FASTER, "by 3 ms"), Cause(Reason.ENGINE_LOST_KV))
+    ticket = replace(TICKET, causes=causes_text(causes))
+    assert verify(sign(ticket, KEY), KEY, NOW).known_causes == causes
+    assert causes_text(()) == ""
+    assert TICKET.known_causes == ()
+
+
+@pytest.mark.parametrize("text", ["{}", "[1]", "[", "1", '[{"reason": 1}, null]'])
+def test_what_are_no_causes_makes_no_ticket(text: str) -> None:
+    with pytest.raises(TicketMalformedError):
+        verify(signed_fields(causes=text), KEY, NOW)
+
+
+def test_causes_that_are_too_long_go_without_what_is_too_long() -> None:
+    long = Cause(Reason.MODEL_CONFIG_MISMATCH, "d" * 50, stored=["v" * 2000], live=["w" * 2000])
+    worse = Cause(Reason.STORE_FAILED, "d" * 5000)
+    text = causes_text((long, worse, CAUSE))
+    assert replace(TICKET, causes=text).known_causes == (
+        Cause(Reason.MODEL_CONFIG_MISMATCH, "d" * 50),
+        Cause(Reason.STORE_FAILED),
+        CAUSE,
+    )
+
+
+@given(
+    st.lists(
+        st.builds(
+            Cause,
+            st.sampled_from(Reason),
+            TEXTS | st.just("ü" * 400),
+            st.none() | TEXTS | st.lists(TEXTS),
+            st.none() | TEXTS | st.integers(),
+        ),
+        max_size=40,
+    )
+)
+def test_a_ticket_with_any_causes_is_short_enough(causes: list[Cause]) -> None:
+    longest = "x" * 64
+    ticket = replace(
+        TICKET,
+        tenant=longest,
+        session=longest,
+        operation_id=longest,
+        salt_hash=longest,
+        adapter_digest=longest,
+        head_digest=longest,
+        generation=10**18,
+        session_created_unix_us=10**17,
+        causes=causes_text(causes),
+    )
+    text = sign(ticket, KEY)
+    assert len(text) <= MAX_TICKET_CHARS
+    told = verify(text, KEY, NOW).known_causes
+    assert [one.reason for one in told] == [one.reason for one in causes][: len(told)]
+    assert len(told) == len(causes) or len(told) >= 4
