@@ -436,6 +436,11 @@ class ResumeOut(Answer):
     lossy: LossOut | None = Field(
         default=None, description="Of the snapshot; null if its KV is as it was."
     )
+    noted: list[CauseOut] = Field(
+        default_factory=list,
+        description="What else differs between snapshot and engine; it kept nothing from being "
+        "used, and is no cause.",
+    )
 
 
 class DeleteOut(Answer):

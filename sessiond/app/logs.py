@@ -1,10 +1,12 @@
-"""Log lines as JSON objects, for those who collect them."""
+"""Log lines for people, and as JSON objects for those who collect them."""
 
 from __future__ import annotations
 
 import json
 import logging
 from typing import Any
+
+from uvicorn.config import LOGGING_CONFIG
 
 
 class JsonFormatter(logging.Formatter):
@@ -21,6 +23,12 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["trace"] = self.formatException(record.exc_info)
         return json.dumps(line)
+
+
+def text_log_config(level: str) -> dict[str, Any]:
+    """Return the logging configuration that writes ours as Uvicorn writes its own, to stderr."""
+    ours = {"handlers": ["default"], "level": level.upper(), "propagate": False}
+    return {**LOGGING_CONFIG, "loggers": {**LOGGING_CONFIG["loggers"], "sessiond": ours}}
 
 
 def json_log_config(level: str) -> dict[str, Any]:

@@ -9,11 +9,10 @@ import sys
 from typing import TYPE_CHECKING
 
 import uvicorn
-from uvicorn.config import LOGGING_CONFIG
 
 from sessiond.app.config import ENV_PREFIX, Settings, load_settings
 from sessiond.app.exits import refusal_text
-from sessiond.app.logs import json_log_config
+from sessiond.app.logs import json_log_config, text_log_config
 from sessiond.app.wiring import open_daemon
 from sessiond.domain.errors import SessiondError
 
@@ -51,7 +50,7 @@ def _serve(app: FastAPI, settings: Settings, *, as_json: bool) -> int:
         host=settings.host,
         port=settings.port,
         log_level=settings.log_level,
-        log_config=json_log_config(settings.log_level) if as_json else LOGGING_CONFIG,
+        log_config=(json_log_config if as_json else text_log_config)(settings.log_level),
         access_log=settings.log_level == "debug",
         server_header=False,
         # Calls that wait for an operation get this long; the operations then as long again.

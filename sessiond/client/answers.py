@@ -158,6 +158,7 @@ class ResumeReport:
     plan: dict[str, Any] | None = None  #: load or recompute, with both times
     timing: Timing | None = None
     lossy: dict[str, Any] | None = None  #: of the snapshot
+    noted: tuple[Cause, ...] = ()  #: what differs, and kept nothing from being used
 
 
 @dataclass(frozen=True)

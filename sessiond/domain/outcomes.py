@@ -55,3 +55,4 @@ class ResumeReport:
     plan: Plan | None = None  #: ``None``: there was nothing to decide
     timing: TurnTiming | None = None  #: of its last request that moved something
     lossy: SnapshotLoss | None = None  #: of the snapshot; ``None``: its KV is as it was
+    noted: tuple[Cause, ...] = ()  #: what differs, and kept nothing from being used

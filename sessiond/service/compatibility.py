@@ -22,6 +22,7 @@ class Compatibility:
     mismatches: tuple[Mismatch, ...]
     forbidding: tuple[Cause, ...]  #: its bytes must not be loaded here
     doubting: tuple[Cause, ...]  #: its tokens may no longer mean the same text: no prefetch
+    noted: tuple[Cause, ...]  #: what else differs, and keeps nothing from being used
 
     @property
     def loadable(self) -> bool:
@@ -69,6 +70,7 @@ def check(
         mismatches=tuple(mismatches),
         forbidding=(*causes(mismatches, FieldClass.BYTES), *surroundings(engine, adapter)),
         doubting=tuple(causes(mismatches, FieldClass.PROMPT)),
+        noted=tuple(causes(mismatches, FieldClass.ADVISORY)),
     )
 
 

@@ -19,10 +19,16 @@ from sessiond.domain.outcomes import Outcome
 from sessiond.domain.session import OnEvicted, Operation, OperationKind, Session
 from sessiond.service import returns
 from sessiond.service.deletion import delete
+from sessiond.service.endings import tell_end, tell_failure
 from sessiond.service.lostkv import drop_old_heads, with_lost
 from sessiond.service.once import Once
 from sessiond.service.operations import Claim, Operations, Result, Work, claim
-from sessiond.service.reports import first_reason, problem_of, resume_json, suspend_json
+from sessiond.service.reports import (
+    first_reason,
+    problem_of,
+    resume_json,
+    suspend_json,
+)
 from sessiond.service.restoring import Restorer
 from sessiond.service.resume import Prospect, Resumer
 from sessiond.service.storing import Storing
@@ -188,9 +194,7 @@ class Lifecycle:
             raise
         result = suspend_json(report)
         outcome = "partial" if report.missing_tokens else "complete"
-        reason = first_reason(report.causes)
-        self._context.observer.ended(OperationKind.SUSPEND, outcome, reason, report.seconds)
-        self._context.observer.explained(OperationKind.SUSPEND, report.causes)
+        tell_end(self._context, session, OperationKind.SUSPEND, outcome, report)
         await self._event(session, "suspended", result)
         with suppress(StoreError):  # the next one does it
             await self._context.blocking(drop_old_heads, self._context.store, session)
@@ -216,21 +220,15 @@ class Lifecycle:
             raise
         self._context.watchlist.add((session.tenant, session.session_id), self._context.now())
         result = resume_json(report)
-        self._context.observer.ended(
-            OperationKind.RESUME,
-            report.outcome.value,
-            first_reason(report.causes),
-            report.seconds,
-        )
-        self._context.observer.explained(OperationKind.RESUME, report.causes)
+        outcome = report.outcome.value
+        tell_end(self._context, session, OperationKind.RESUME, outcome, report)
         await self._event(session, "resumed", result)
         return result
 
     async def _failed(self, session: Session, kind: OperationKind, error: SessiondError) -> None:
         """Leave a trace of a failure, which the caller raises."""
         ending = "skipped" if isinstance(error, SuspendSkippedError) else Outcome.FAILED.value
-        self._context.observer.ended(kind, ending, error.code, 0.0)
-        self._context.observer.explained(kind, error.causes)
+        tell_failure(self._context, session, kind, ending, error)
         try:
             if kind is OperationKind.RESUME:
                 await self._update(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, fields
-from typing import TYPE_CHECKING
+from textwrap import shorten
+from typing import TYPE_CHECKING, Final
 
 from sessiond.domain.canonical import JsonValue
 from sessiond.domain.reasons import Reason
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from sessiond.store.store import DeleteReport
 
 Json = dict[str, JsonValue]
+
+#: Of a value, in a line of a log.
+_LOGGED_CHARS: Final = 80
 
 
 def problem_of(error: SessiondError) -> Json:
@@ -45,6 +50,22 @@ def causes_json(causes: Iterable[Cause]) -> list[JsonValue]:
 def first_reason(causes: Iterable[Cause]) -> str:
     """Return the code of the first cause; empty without one."""
     return next((cause.reason.value for cause in causes), "")
+
+
+def in_words(causes: Iterable[Cause]) -> str:
+    """Return causes for one line of a log: of each its code, its sentence and both values."""
+    return "; ".join(map(_worded, causes))
+
+
+def _worded(cause: Cause) -> str:
+    values = {"stored": cause.stored, "live": cause.live}
+    shown = ", ".join(f"{name} {_shown(value)}" for name, value in values.items())
+    ending = f" [{shown}]" if cause.stored is not None or cause.live is not None else ""
+    return " ".join(f"{cause.reason.value}: {cause.in_words}{ending}".split())
+
+
+def _shown(value: JsonValue) -> str:
+    return shorten(json.dumps(value), _LOGGED_CHARS, placeholder="…")
 
 
 def suspend_json(report: SuspendReport) -> Json:
@@ -85,6 +106,7 @@ def resume_json(report: ResumeReport) -> Json:
         "outcome": report.outcome.value,
         "reason": first_reason(report.causes),
         "causes": causes_json(report.causes),
+        "noted": causes_json(report.noted),
         "plan": report.plan.as_json() if report.plan else None,
         "timing": report.timing.as_json() if report.timing else None,
         "lossy": asdict(report.lossy) if report.lossy else None,

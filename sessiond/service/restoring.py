@@ -145,6 +145,7 @@ class _Run:
             plan=self.plan,
             timing=self.timing,
             lossy=manifest.loss if manifest else None,
+            noted=prospect.noted,
         )
 
 

@@ -72,6 +72,11 @@ class Prospect:
         return (*self.readable.causes, *found.forbidding, *found.doubting)
 
     @property
+    def noted(self) -> tuple[Cause, ...]:
+        """What differs between the newest snapshot and the engine, and does not matter."""
+        return self.compatibility.noted if self.compatibility else ()
+
+    @property
     def lost_causes(self) -> tuple[Cause, ...]:
         """Why that is not all of the session's context; told after what concerns the snapshot."""
         return (self.lost.cause,) if self.lost else ()

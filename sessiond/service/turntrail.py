@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from sessiond.domain.errors import RegistryUnavailableError, SessionNotFoundError
 from sessiond.domain.session import Event
+from sessiond.service.reports import in_words
 from sessiond.service.returns import used
 
 if TYPE_CHECKING:
@@ -133,7 +134,13 @@ class TurnTrail:
                 _log.warning("a turn left no trace in the registry: %s", added)
                 self._forget(note)
             elif added:
-                self._context.observer.explained("turn", note.turn.causes)
+                self._explain(note)
+
+    def _explain(self, note: _Note) -> None:
+        causes = note.turn.causes
+        self._context.observer.explained("turn", causes)
+        if causes:
+            _log.info("turn of session %s of tenant %s: %s", *reversed(note.key), in_words(causes))
 
     def _forget(self, note: _Note) -> None:
         """Let whoever sees a turn next try again to write it down."""

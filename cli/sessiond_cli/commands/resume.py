@@ -69,3 +69,4 @@ def _print(screen: Console, report: Answer) -> None:
         rows.append(("lossy", loss(report["lossy"])))
     screen.print(facts(rows))
     print_causes(screen, report["causes"])
+    print_causes(screen, report.get("noted", []))

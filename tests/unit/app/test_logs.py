@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
 import sys
 
 import pytest
@@ -46,3 +47,18 @@ def test_a_refused_start_is_told_as_json(
 
     told = json.loads(capsys.readouterr().err)
     assert (status, told["code"]) == (2, "invalid_configuration")
+
+
+@pytest.mark.parametrize(("level", "shown"), [("info", "INFO:     told\n"), ("warning", "")])
+def test_what_the_service_tells_is_seen_without_json_too(level: str, shown: str) -> None:
+    code = (
+        "import logging.config\n"
+        "from sessiond.app.logs import text_log_config\n"
+        f"logging.config.dictConfig(text_log_config({level!r}))\n"
+        "logging.getLogger('sessiond.service.endings').info('told')\n"
+        "logging.getLogger('httpx').info('not ours')\n"
+    )
+
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert ended.stderr == shown
