@@ -36,6 +36,7 @@ class Agent:
     def __init__(self, session_id: str, daemon_port: int, engine_port: int) -> None:
         self.session_id = session_id
         self.model = SERVED_NAME
+        self._ports = daemon_port, engine_port
         self._daemon = httpx.Client(base_url=f"http://127.0.0.1:{daemon_port}", timeout=_TIMEOUT_S)
         self._engine = httpx.Client(base_url=f"http://127.0.0.1:{engine_port}", timeout=_TIMEOUT_S)
 
@@ -47,6 +48,11 @@ class Agent:
     def create_session(self, model: str = "") -> None:
         """Create the session, for engines that serve *model* (empty: any)."""
         self._call("POST", "/v1/sessions", {"session_id": self.session_id, "model": model})
+
+    def fork(self, session_id: str) -> Agent:
+        """Return another agent, whose session is a fork of this one's newest snapshot."""
+        self._call("POST", f"/v1/sessions/{self.session_id}/fork", {"session_id": session_id})
+        return Agent(session_id, *self._ports)
 
     def ticket(self, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return a ticket for one turn: what goes into the request, and the plan."""

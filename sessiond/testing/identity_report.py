@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,15 +49,54 @@ class IdentityReport:
         """Say whether the engine tests passed with this vLLM."""
         self._add("versions", vllm, passed)
 
+    def merge(self, reports: Mapping[str, Path]) -> None:
+        """Take over what was found with each version of vLLM, by the report of each.
+
+        Where they tell different things of a field, each is told with its version; a kind of KV
+        group is golden if it is so with all.
+        """
+        found = {version: _read(path) for version, path in reports.items()}
+        fields = _by_name(found, "fields")
+        kinds = _by_name(found, "architectures")
+        for name, told in fields.items():
+            agree = all(one["output_matches_fresh_engine"] for one in told.values())
+            outcome, reason = (_in_one(told, part) for part in ("outcome", "reason"))
+            self.field(name, outcome=outcome, reason=reason, output_matches_fresh_engine=agree)
+        for kind, results in kinds.items():
+            golden = set(results.values()) == {"golden"}
+            self.architecture(kind, "golden" if golden else "refused")
+
     def _add(self, section: str, name: str, found: object) -> None:
         if self._path is not None:
             _update(self._path, lambda report: report[section].update({name: found}))
 
 
+def _by_name(found: Mapping[str, Report], section: str) -> dict[str, dict[str, Any]]:
+    """Return what each version's report has of a name, by version."""
+    names = dict.fromkeys(name for report in found.values() for name in report[section])
+    return {
+        name: {
+            version: one[section][name] for version, one in found.items() if name in one[section]
+        }
+        for name in names
+    }
+
+
+def _in_one(told: Mapping[str, Mapping[str, str]], part: str) -> str:
+    values = {version: one[part] for version, one in told.items()}
+    if len(set(values.values())) == 1:
+        return next(iter(values.values()))
+    return "; ".join(f"{value or 'none'} with {version}" for version, value in values.items())
+
+
+def _read(path: Path) -> Report:
+    known = json.loads(path.read_text()) if path.exists() else {}
+    return {section: known.get(section, {}) for section in _SECTIONS}
+
+
 def _update(path: Path, change: Callable[[Report], None]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    known = json.loads(path.read_text()) if path.exists() else {}
-    report = {section: known.get(section, {}) for section in _SECTIONS}
+    report = _read(path)
     change(report)
     # Renamed, so that whoever reads it meanwhile, or after a kill, finds a whole report.
     new = path.with_suffix(".new")

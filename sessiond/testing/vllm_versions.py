@@ -1,6 +1,7 @@
 """``make versions``: the engine and identity tests with each tested vLLM.
 
-Every version has an environment of its own. The report says of each whether its tests passed.
+Every version has an environment of its own. The report says of each whether its tests passed, and
+what they found with all of them together; what each found alone lies beside it.
 """
 
 from __future__ import annotations
@@ -29,9 +30,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         str(environment.absolute() / "bin" / "python")
         for environment in parser.parse_args(arguments).environments
     ]
+    own_reports: dict[str, Path] = {}
     report = IdentityReport(_FOLDER / "report.json")
-    passed = [_passes(python, pythons, report) for python in pythons]
-    return 0 if all(passed) else 1
+    passed = True
+    for python in pythons:
+        version = version_in(python)
+        own_reports[version] = (_FOLDER / f"vllm-{version}.json").absolute()
+        passes = _passes(python, pythons, version, own_reports[version])
+        report.version(version, passes)
+        passed = passed and passes
+    report.merge(own_reports)
+    return 0 if passed else 1
 
 
 def version_in(python: str) -> str:
@@ -41,9 +50,7 @@ def version_in(python: str) -> str:
     return told.stdout.strip()
 
 
-def _passes(python: str, pythons: Sequence[str], report: IdentityReport) -> bool:
-    version = version_in(python)
-    own_report = (_FOLDER / f"vllm-{version}.json").absolute()
+def _passes(python: str, pythons: Sequence[str], version: str, own_report: Path) -> bool:
     own_report.unlink(missing_ok=True)
     env = {
         **os.environ,
@@ -53,9 +60,7 @@ def _passes(python: str, pythons: Sequence[str], report: IdentityReport) -> bool
     sys.stdout.write(f"vLLM {version}:\n")
     sys.stdout.flush()
     command = (python, "-m", "pytest", "-p", "no:cacheprovider", _TESTS)
-    passed = subprocess.run(command, env=env, check=False).returncode == 0  # noqa: S603 - ours
-    report.version(version, passed)
-    return passed
+    return subprocess.run(command, env=env, check=False).returncode == 0  # noqa: S603 - ours
 
 
 if __name__ == "__main__":

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +26,6 @@ from sessiond.testing.restarts import CHUNK_TOKENS, Found, Suspended, find_out, 
 from sessiond.testing.stack import SERVED_NAME, Stack
 from sessiond.testing.texts import opening
 
-_DIED = "engine_lost_kv"
 OPTIONS = ("--max-model-len", "2048", "--ram-tier-bytes", str(256 << 20))
 ENV = {"VLLM_CPU_KVCACHE_SPACE": "1", "PYTHONHASHSEED": "1"}
 HUB_NAME = "someone/smollm2"
@@ -67,6 +70,7 @@ BYTES = [
     Change("model_dtype", "recomputed", "model_dtype_mismatch", ("--dtype", "float16")),
     Change("kv_dtype", "recomputed", "kv_dtype_mismatch", ("--kv-cache-dtype", "fp8")),
     Change("chunk_tokens", "recomputed", "chunk_size_mismatch", ("--chunk-tokens", "256")),
+    Change("block_size", "recomputed", "kv_groups_mismatch", ("--block-size", "64")),
     Change("revision", "recomputed", "revision_mismatch", revision=REVISIONS[1]),
     Change("hub_weights", "recomputed", "weights_mismatch", revision=REVISIONS[2]),
 ]
@@ -107,6 +111,13 @@ class Stage:
             agent.create_session(SERVED_NAME)
             self._suspended[kind] = suspend_and_kill(self.stack, agent)
         return self._suspended[kind]
+
+    def fork(self, suspended: Suspended, change: Change) -> Suspended:
+        """Return a fork, so that the turn that dies with this change's engine is no other's."""
+        agent = suspended.agent.fork(f"{suspended.agent.session_id}-{change.name}")
+        self._closing.callback(agent.close)
+        agent.model = change.model
+        return replace(suspended, agent=agent)
 
     def start(self, change: Change) -> None:
         """Start an engine with this change."""
@@ -159,25 +170,15 @@ def try_change(stage: Stage) -> Iterator[Callable[[Change], tuple[Suspended, Fou
         else:
             suspended = stage.suspended("folder", Change("", "", ""))
         stage.start(change)
-        suspended.agent.model = change.model
-        return suspended, find_out(suspended)
+        return suspended, find_out(stage.fork(suspended, change))
 
     yield run
     stage.stack.engine.kill()
 
 
 def told(change: Change, found: Found, report: IdentityReport) -> tuple[str, str]:
-    """Return what the resume said, and report it.
-
-    It may also say that the turn of the engine before this one died with that, which is so, and
-    is not what is tried here.
-    """
-    outcome = found.resumed["outcome"]
-    reasons = [cause["reason"] for cause in found.resumed["causes"]]
-    if _DIED in reasons:
-        reasons.remove(_DIED)
-        outcome = "restored" if outcome == "partial" else outcome
-    reason = reasons[0] if reasons else ""
+    """Return what the resume said, and report it."""
+    outcome, reason = found.resumed["outcome"], found.resumed["reason"]
     report.field(
         change.name,
         outcome=outcome,
@@ -226,6 +227,29 @@ def test_what_is_no_identity_costs_nothing(
     suspended, found = try_change(change)
 
     assert told(change, found, report) == (change.outcome, change.reason)
+    assert found.resumed["tokens_restored"] == suspended.stored_tokens
+    assert found.turn.cached_tokens == suspended.reusable_tokens(found.turn)
+    assert found.turn.token_ids == suspended.uninterrupted.token_ids
+    assert found.agrees
+
+
+def test_another_node_that_is_given_the_store_restores(
+    stage: Stage, model: Path, tmp_path: Path, report: IdentityReport
+) -> None:
+    suspended = stage.suspended("folder", Change("", "", ""))
+    shutil.copytree(stage.stack.store_root, tmp_path / "store")
+    shutil.copy2(stage.stack.key_file, tmp_path / "server.key")
+    link_checkpoint(model, tmp_path / "model")
+    with Stack(tmp_path) as node, ExitStack() as closing:
+        rebuild = (sys.executable, "-m", "sessiond.app.main", "store", "rebuild-registry")
+        subprocess.run(rebuild, env={**os.environ, **node.env}, check=True)
+        node.start_daemon()
+        node.start_engine(tmp_path / "model", OPTIONS, {**ENV, "PYTHONHASHSEED": "3"})
+        agent = Agent(suspended.agent.session_id, node.daemon_port, node.engine_port)
+        closing.callback(agent.close)
+        found = find_out(replace(suspended, agent=agent))
+
+    assert told(Change("node", "restored", ""), found, report) == ("restored", "")
     assert found.resumed["tokens_restored"] == suspended.stored_tokens
     assert found.turn.cached_tokens == suspended.reusable_tokens(found.turn)
     assert found.turn.token_ids == suspended.uninterrupted.token_ids

@@ -141,16 +141,16 @@ def test_moved_and_reordered_adapters_restore_exactly_their_own(
     resumed = past.agent.resume()
     turn = past.agent.ticketed_turn(past.messages, tokens=TOKENS)
 
-    report.field(
-        "adapter_path",
-        outcome=resumed["outcome"],
-        reason=resumed["reason"],
-        output_matches_fresh_engine=turn.token_ids == past.uninterrupted.token_ids,
-    )
     assert (resumed["outcome"], resumed["causes"]) == ("restored", [])
     assert resumed["tokens_restored"] == past.stored_tokens >= 3 * CHUNK_TOKENS
     assert turn.cached_tokens >= 3 * CHUNK_TOKENS
     assert turn.token_ids == past.uninterrupted.token_ids
+    report.field(
+        "adapter_path",
+        outcome=resumed["outcome"],
+        reason=resumed["reason"],
+        output_matches_fresh_engine=True,
+    )
 
 
 def test_each_adapter_says_something_else(suspended: Mapping[str, Past]) -> None:
