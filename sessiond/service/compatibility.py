@@ -30,6 +30,11 @@ class Compatibility:
         return not self.forbidding
 
     @property
+    def has_other_bytes(self) -> bool:
+        """Whether the snapshot itself is what must not be loaded here."""
+        return any(one.field_class is FieldClass.BYTES for one in self.mismatches)
+
+    @property
     def prefetchable(self) -> bool:
         """Whether the snapshot may be brought in before the next turn is known."""
         return self.loadable and not self.doubting

@@ -12,6 +12,7 @@ from sessiond.service.compatibility import Compatibility, adapter_for, check, su
 from sessiond.service.engines import ANYWHERE, Where
 from sessiond.service.judge import movable_tokens
 from sessiond.service.lostkv import lost_kv
+from sessiond.service.snapshots import Readable
 
 if TYPE_CHECKING:
     from sessiond.domain.engines import EngineInfo, ServedAdapter
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from sessiond.service.context import Context
     from sessiond.service.engines import Sight
     from sessiond.service.lostkv import LostKv
-    from sessiond.service.snapshots import Readable, Snapshots
+    from sessiond.service.snapshots import Snapshots
     from sessiond.store.sessionlook import SessionLook
 
 
@@ -188,5 +189,34 @@ class Resumer:
         if wanted == session.model and not engine.serves(wanted):
             wanted, model = "", None  # it may compute the same under another name
         adapter = adapter_for(engine, wanted, manifest if model is None else None)
-        found = check(manifest, engine, adapter) if manifest else None
-        return Prospect(session, sight, engine, survey.readable, found, adapter, survey.lost)
+        readable, found = survey.readable, None
+        if manifest is not None:
+            found = check(manifest, engine, adapter)
+            readable, found = await self._fitting(session, engine, adapter, readable, found)
+        return Prospect(session, sight, engine, readable, found, adapter, survey.lost)
+
+    async def _fitting(
+        self,
+        session: Session,
+        engine: EngineInfo,
+        adapter: ServedAdapter | None,
+        readable: Readable,
+        found: Compatibility,
+    ) -> tuple[Readable, Compatibility]:
+        """Return an older snapshot where the newest does not fit and that does, as is kept for it.
+
+        Why the newest does not is a cause then: it may have had more.
+        """
+        newest = readable.manifest
+        if newest is None or not found.has_other_bytes:
+            return readable, found
+
+        def fits(manifest: Manifest) -> bool:
+            return check(manifest, engine, adapter).loadable
+
+        older = self._snapshots.older_that_fits
+        manifest = await self._context.blocking(older, session, newest.generation, fits)
+        if manifest is None:
+            return readable, found
+        causes = (*readable.causes, *found.forbidding)
+        return Readable(manifest, causes), check(manifest, engine, adapter)

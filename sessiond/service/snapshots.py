@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -18,6 +19,8 @@ from sessiond.service import writes
 from sessiond.service.judge import summarize
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sessiond.domain.session import Session
     from sessiond.domain.snapshot import Manifest, SnapshotSummary
     from sessiond.service.context import Context
@@ -112,6 +115,23 @@ class Snapshots:
             else:
                 return Readable(manifest, tuple(found))
         return Readable(None, tuple(found) or (_why_none(session),))
+
+    def older_that_fits(
+        self, session: Session, generation: int, fits: Callable[[Manifest], bool]
+    ) -> Manifest | None:
+        """Return the newest snapshot before *generation* that *fits*, in the caller's thread.
+
+        What cannot be read is passed over.
+        """
+        store, key = self._context.store, (session.tenant, session.session_id)
+        for number in reversed(store.generations(*key)):
+            if number >= generation:
+                continue
+            with suppress(StoreError, SnapshotNotFoundError):
+                manifest = store.read_manifest(*key, number)
+                if fits(manifest):
+                    return manifest
+        return None
 
     def reconcile_now(self, session: Session, look: SessionLook | None = None) -> int:
         """Do the same as :meth:`reconcile`, in the caller's thread."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -127,7 +128,7 @@ class FakeKv:
 
     def _keep(self, wish: Wish, max_new_chunks: int) -> Kept:
         digests = chain_digests(wish.tokens, self._info.chunk_tokens)[: wish.chunks]
-        parent = self._newest(wish)
+        parent = self._parent(wish)
         shared = self._shared(parent, digests)
         new = digests[len(shared) : len(shared) + max_new_chunks]
         records, size_bytes = self._write(wish.tenant, len(shared), new)
@@ -147,16 +148,17 @@ class FakeKv:
         self._store.commit_manifest(manifest)
         return Kept(manifest, size_bytes)
 
-    def _newest(self, wish: Wish) -> Manifest | None:
-        generations = self._store.generations(wish.tenant, wish.session_id)
-        older = [number for number in generations if number < wish.generation]
-        try:
-            return self._store.read_manifest(wish.tenant, wish.session_id, older[-1])
-        except (IndexError, StoreError, SnapshotNotFoundError):
-            return None
+    def _parent(self, wish: Wish) -> Manifest | None:
+        key = wish.tenant, wish.session_id
+        for generation in reversed(self._store.generations(*key)):
+            with suppress(StoreError, SnapshotNotFoundError):
+                manifest = self._store.read_manifest(*key, generation)
+                if generation < wish.generation and manifest.bytes_digest == self._bytes_digest:
+                    return manifest
+        return None
 
     def _shared(self, parent: Manifest | None, digests: list[bytes]) -> list[ChunkRecord]:
-        if parent is None or parent.bytes_digest != self._bytes_digest:
+        if parent is None:
             return []
         known = chain_digests(parent.tokens, self._info.chunk_tokens)
         pairs = zip(parent.chunks, known, digests, strict=False)

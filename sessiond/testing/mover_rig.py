@@ -204,10 +204,10 @@ class MoverRig:
         return self.wait_for(protocol.SuspendFinished)
 
     def suspend(
-        self, session: str, tokens: TokenIds[int], generation: int = 1
+        self, session: str, tokens: TokenIds[int], generation: int = 1, adapter_digest: str = ""
     ) -> protocol.SuspendFinished:
         """Do a whole suspend; chunk *n* lies in slot *n* and was made from seed *n*."""
-        opened = self.open_suspend(session, tokens, generation)
+        opened = self.open_suspend(session, tokens, generation, adapter_digest)
         whole = range(len(tokens) // CHUNK_TOKENS)
         new = [chunk for chunk in whole if chunk not in opened.durable_chunks]
         for chunk in new:

@@ -144,7 +144,8 @@ class SuspendPlan:
                 manifest = self._store.read_manifest(self._tenant, self._session, generation)
             except (SessiondError, OSError):
                 continue  # a snapshot that cannot be read shares nothing
-            return manifest if self._may_share(manifest) else None
+            if self._may_share(manifest):
+                return manifest
         return None
 
     def _may_share(self, parent: Manifest) -> bool:

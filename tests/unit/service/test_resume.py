@@ -11,6 +11,7 @@ from sessiond.domain.fingerprint import Fingerprint
 from sessiond.domain.ids import DEFAULT_TENANT
 from sessiond.domain.reasons import Reason
 from sessiond.domain.session import SessionState
+from sessiond.service.turns import TurnPlan
 from sessiond.testing.holds import Hold
 from sessiond.testing.values import a_session
 from sessiond.testing.world import (
@@ -351,3 +352,43 @@ async def test_what_is_committed_before_a_resume_holds_the_session_is_loaded(
             2,
             304,
         )
+
+
+async def test_what_fits_is_restored_though_another_model_has_stored_something_since(
+    suspended: World,
+) -> None:
+    """As with ``keep_generations`` of two and more, where sessions go to and fro."""
+    other = suspended.start_engine(fields={"weights_digest": "f" * 64})
+    await suspended.turn(AGENT, text(120))
+    report(await suspended.suspend())
+    suspended.kill_engine(other)
+    suspended.start_engine()
+    probe = await suspended.services.prober.probe(DEFAULT_TENANT, AGENT)
+    assert (probe.tokens_restorable, [one.reason for one in probe.causes]) == (
+        96,
+        [Reason.WEIGHTS_MISMATCH],
+    )
+    ticket = await suspended.services.turns.ticket(DEFAULT_TENANT, AGENT)
+    assert (ticket.plan, ticket.generation) == (TurnPlan.LOAD, 1)
+    told = report(await suspended.resume())
+    assert (told["outcome"], told["generation"], told["tokens_restored"]) == ("partial", 1, 96)
+    assert reasons(told) == ["weights_mismatch"]
+    again = report(await suspended.resume())
+    assert (again["outcome"], again["generation"]) == ("partial", 1)
+    await suspended.turn(AGENT, text(140))
+    snapshot = report(await suspended.suspend())["snapshot"]
+    assert (snapshot["generation"], snapshot["parent_generation"]) == (3, 1)
+    assert snapshot["shared_bytes"] > snapshot["new_bytes"] > 0
+
+
+async def test_an_older_snapshot_that_cannot_be_read_is_passed_over(suspended: World) -> None:
+    other = suspended.start_engine(fields={"weights_digest": "f" * 64})
+    await suspended.turn(AGENT, text(120))
+    report(await suspended.suspend())
+    suspended.kill_engine(other)
+    (oldest,) = suspended.store.root.rglob("1.manifest")
+    flip_byte(oldest, 20)
+    suspended.start_engine()
+    told = report(await suspended.resume())
+    assert (told["outcome"], told["generation"]) == ("recomputed", 2)
+    assert reasons(told) == ["weights_mismatch"]

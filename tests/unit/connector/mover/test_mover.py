@@ -87,6 +87,18 @@ def test_the_answer_to_a_suspend_describes_the_snapshot(rig: MoverRig, session: 
     assert told["raw_bytes"] == 3 * rig.hello.chunk_bytes
 
 
+def test_what_another_adapter_has_stored_since_keeps_nothing_from_being_shared(
+    rig: MoverRig, session: str
+) -> None:
+    first = rig.suspend(session, HEAD).snapshot
+    rig.suspend(session, HEAD, generation=2, adapter_digest="d1")
+    third = rig.suspend(session, LONGER_HEAD, generation=3).snapshot
+    assert first is not None
+    assert third is not None
+    assert (third["chunks"], third["parent_generation"]) == (5, 1)
+    assert third["shared_bytes"] == first["stored_bytes"]
+
+
 def test_a_second_generation_writes_only_what_is_new(rig: MoverRig, session: str) -> None:
     first = rig.suspend(session, HEAD).snapshot
     second = rig.suspend(session, LONGER_HEAD, generation=2).snapshot
