@@ -300,7 +300,7 @@ class AsyncClient:
             "GET",
             f"{self.url}/v1/events",
             params=query,
-            headers={**self._authorization, **reader.headers},
+            headers={**self._authorization, **reader.begin()},
             timeout=STREAM_SILENCE_S,
         ) as response:
             if not response.is_success:

@@ -24,9 +24,10 @@ class EventReader:
         self._new_id = last_id
         self._data: list[str] = []
 
-    @property
-    def headers(self) -> dict[str, str]:
-        """The header that asks for what comes behind it."""
+    def begin(self) -> dict[str, str]:
+        """Begin a new stream; return the header that asks for what comes behind the newest."""
+        # What the one before it left unfinished would be told twice.
+        self._data, self._new_id = [], self.last_id
         return {"Last-Event-ID": self.last_id} if self.last_id else {}
 
     def feed(self, line: str) -> Iterator[Event]:

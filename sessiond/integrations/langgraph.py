@@ -96,6 +96,18 @@ class ThreadChatOpenAI(ChatOpenAI):
         async for chunk in super().astream(input, config, **_of_thread(config, options)):
             yield chunk
 
+    def stream_events(
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, **options: Any
+    ) -> Any:
+        """Answer event by event, as a turn of the thread's session."""
+        return super().stream_events(input, config, **_of_thread(config, options))
+
+    def astream_events(
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, **options: Any
+    ) -> Any:
+        """Answer event by event, as a turn of the thread's session."""
+        return super().astream_events(input, config, **_of_thread(config, options))
+
 
 class SessionCallbacks(GraphCallbackHandler):
     """Suspends a thread's session when its graph is interrupted, and brings it back after that.

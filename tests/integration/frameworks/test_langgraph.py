@@ -130,20 +130,27 @@ def test_one_model_serves_any_number_of_threads(client: Client, model: ThreadCha
     assert all("suspended" not in kinds(client, name) for name in ("one", "two", "3"))
 
 
+# The newest form of events warns that it is one.
+@pytest.mark.filterwarnings("ignore:.*is in beta")
 def test_every_way_to_call_the_model(client: Client, model: ThreadChatOpenAI) -> None:
     async def collect() -> None:
         await model.ainvoke([LONG], of("ainvoke"))
         async for _ in model.astream([LONG], of("astream")):
             pass
+        async for _ in model.astream_events([LONG], of("aevents"), version="v2"):
+            pass
+        await (await model.astream_events([LONG], of("aevents3"), version="v3")).output
 
     model.invoke([LONG], of("invoke"))
     list(model.stream([LONG], of("stream")))
+    assert model.stream_events([LONG], of("events3"), version="v3").output.content
     model.batch([[LONG]], of("batch"))
     model.bind(stop=["x"]).invoke([LONG], of("bound"))
     model.invoke([LONG], of("x"), extra_headers={"X-Session-Id": "chosen"})
     asyncio.run(collect())
     known = {one.session_id for one in client.list_sessions()}
     assert {"invoke", "stream", "batch", "bound", "chosen", "ainvoke", "astream"} <= known
+    assert {"events3", "aevents", "aevents3"} <= known
     assert "x" not in known
 
 

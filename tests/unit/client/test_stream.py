@@ -50,6 +50,19 @@ def test_a_lost_stream_goes_on_where_it_was(api: Either) -> None:
         assert kinds(api.first(7, "stream_events", after=0)) == ["created", *"abcdef"], cut
 
 
+@pytest.mark.parametrize("lines", [1, 2, 3])
+def test_an_event_that_is_cut_off_is_told_once(lines: int) -> None:
+    told = '{"event_id": 42, "cursor": "42-a", "session_id": "a", "kind": "b", "at_unix_s": 1.0, '
+    block = ["id: 42-a", "event: b", "data: " + told + '"detail": {}}', ""]
+    reader = EventReader("41-a")
+    assert reader.begin() == {"Last-Event-ID": "41-a"}
+    assert [event for line in block[:lines] for event in reader.feed(line)] == []
+    assert reader.begin() == {"Last-Event-ID": "41-a"}
+    hello = [": sessiond", "id: 41-a", "retry: 1000", ""]
+    assert [e.event_id for line in (*hello, *block) for e in reader.feed(line)] == [42]
+    assert reader.begin() == {"Last-Event-ID": "42-a"}
+
+
 def test_a_reader_is_told_of_a_registry_that_was_built_anew(api: Either) -> None:
     api.create_session(AGENT)
     add(api, "ab")
