@@ -31,6 +31,7 @@ from sessiond.connector.requests import ArrivingRequest, FinishedRequest
 from sessiond.connector.spec import SessionOffloadingSpec
 from sessiond.connector.starting import start
 from sessiond.connector.workers import WorkerFacts, merged, read_layers
+from sessiond.domain.engines import ServedAdapter
 from sessiond.domain.tokens import token_ids
 
 if TYPE_CHECKING:
@@ -140,15 +141,9 @@ class SessionConnector(OffloadingConnector):
     def _arrive(self, request: Request) -> None:
         if self._coordinator is None:
             return
-        module = module_of(request.lora_request) if request.lora_request else None
-        if module is not None:
-            self._adapters.meet(module)  # so that sessiond knows it before the first ticket
+        adapter = _proved(self._adapters, request) if request.lora_request else None
         if not request.kv_transfer_params:
             return
-        adapter = self._adapters.look(module) if module is not None else None
-        if adapter is not None and not adapter.digest:
-            # vLLM finds its KV by the adapter's name and path, which other weights may have now.
-            request.skip_reading_prefix_cache = True
         self._coordinator.arrive(
             ArrivingRequest(
                 request_id=request.request_id,
@@ -224,6 +219,22 @@ class SessionConnector(OffloadingConnector):
         self._adapters, self._identity = started.adapters, started.identity
         self._coordinator = started.coordinator
         manager.snapshot_tier.attach(started.coordinator)
+
+
+def _proved(adapters: AdapterBook, request: Request) -> ServedAdapter | None:
+    """Return what is proved of the adapter of a request; nothing of a call
+    that is none of sessiond's."""
+    assert request.lora_request is not None
+    module = module_of(request.lora_request)
+    if not (request.kv_transfer_params or request.cache_salt):
+        adapters.meet(module)  # so that sessiond knows it before the first ticket
+        return None
+    # The gateway gives a salt to every call, also to those without a session.
+    adapter = adapters.look(module)
+    if not adapter.digest:
+        # vLLM finds its KV by the adapter's name and path, which other weights may have now.
+        request.skip_reading_prefix_cache = True
+    return adapter
 
 
 def _computed_tokens(request: Request) -> int:

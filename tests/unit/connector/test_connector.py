@@ -9,8 +9,11 @@ import pytest
 import torch
 
 from sessiond.connector.connector import SessionConnector
+from sessiond.connector.frontend import LoraModule
 from sessiond.connector.layers import LayerFacts, Layers
+from sessiond.connector.requests import ArrivingRequest
 from sessiond.connector.workers import WorkerFacts, merged, read_layers
+from sessiond.domain.engines import ServedAdapter
 
 
 class AttentionLayer:
@@ -36,8 +39,27 @@ class FakeIdentity:
 class FakeCoordinator:
     polls = 0
 
+    def __init__(self) -> None:
+        self.arrived: list[ArrivingRequest] = []
+
     def poll(self) -> None:
         self.polls += 1
+
+    def arrive(self, request: ArrivingRequest) -> None:
+        self.arrived.append(request)
+
+
+class FakeAdapters:
+    def __init__(self, adapter: ServedAdapter) -> None:
+        self.adapter = adapter
+        self.met: list[str] = []
+
+    def meet(self, module: LoraModule) -> None:
+        self.met.append(module.name)
+
+    def look(self, module: LoraModule) -> ServedAdapter:
+        self.meet(module)
+        return self.adapter
 
 
 @pytest.fixture
@@ -98,3 +120,42 @@ def test_the_handshake_never_ends_an_engine(connector: SessionConnector, side: s
     if side != "worker":
         set_parts(connector, _coordinator=FakeCoordinator())  # and no identity
     connector.set_xfer_handshake_metadata_pp_aware({(0, 0): WorkerFacts({})})
+
+
+PROVEN, CHANGED = ServedAdapter("poet", "p" * 64), ServedAdapter("poet", "", "its files changed")
+
+
+@pytest.mark.parametrize(
+    ("adapter", "about", "skips"),
+    [
+        (PROVEN, {"cache_salt": "salt"}, False),
+        (CHANGED, {"cache_salt": "salt"}, True),  # a call of the gateway without a session
+        (CHANGED, {"cache_salt": "salt", "kv_transfer_params": {"sessiond_ticket": "t"}}, True),
+        (CHANGED, {}, False),  # as if sessiond was not there
+    ],
+)
+def test_kv_of_an_adapter_that_is_not_proven_is_not_read(
+    connector: SessionConnector, adapter: ServedAdapter, about: dict[str, Any], *, skips: bool
+) -> None:
+    adapters, coordinator = FakeAdapters(adapter), FakeCoordinator()
+    set_parts(connector, _adapters=adapters, _coordinator=coordinator)
+    asked = request(**about)
+    connector._arrive(asked)
+    assert asked.skip_reading_prefix_cache is skips
+    assert adapters.met == ["poet"]
+    assert [each.adapter for each in coordinator.arrived] == [adapter] * bool(
+        about.get("kv_transfer_params")
+    )
+
+
+def request(**about: object) -> Any:  # noqa: ANN401 - vLLM's
+    lora = SimpleNamespace(lora_name="poet", lora_path="/adapters/poet")
+    unsaid = {"cache_salt": None, "kv_transfer_params": None, "prompt_embeds": None}
+    return SimpleNamespace(
+        **{**unsaid, **about},
+        request_id="r",
+        lora_request=lora,
+        all_token_ids=[1, 2, 3],
+        mm_features=[],
+        skip_reading_prefix_cache=False,
+    )
