@@ -22,6 +22,7 @@ from sessiond.connector.checkpoint import (
     tokenizer_files,
     weight_files,
 )
+from sessiond.connector.computation import computation
 from sessiond.connector.frontend import Frontend
 from sessiond.connector.identity import Part
 from sessiond.connector.layers import Layers
@@ -162,6 +163,7 @@ def _model_fields(vllm_config: VllmConfig, files: Files) -> dict[str, JsonValue]
         "model_dtype": _name(model.dtype),
         "model_runner": "v2" if vllm_config.use_v2_model_runner else "v1",
         "speculation": kvfacts.speculation(vllm_config),
+        "computation": computation(vllm_config),
         "connector_format": CONNECTOR_FORMAT,
         "vllm_series": vllm_series(current_platform.device_type),
     }

@@ -30,6 +30,7 @@ class Reason(StrEnum):
     CHUNK_SIZE_MISMATCH = "chunk_size_mismatch"
     MODEL_RUNNER_MISMATCH = "model_runner_mismatch"
     ATTENTION_BACKEND_MISMATCH = "attention_backend_mismatch"
+    COMPUTATION_MISMATCH = "computation_mismatch"
     PARALLEL_MISMATCH = "parallel_mismatch"
     SPECULATION_MISMATCH = "speculation_mismatch"
     FORMAT_MISMATCH = "format_mismatch"
@@ -191,6 +192,10 @@ EXPLANATIONS: Mapping[Reason, Explanation] = {
     ),
     Reason.ATTENTION_BACKEND_MISMATCH: Explanation(
         "The engine uses an attention backend with another layout.", _OTHER_ENGINE
+    ),
+    Reason.COMPUTATION_MISMATCH: Explanation(
+        "The engine computes with other options or environment variables of vLLM.",
+        "Start the engine with the stored ones; what is not told is as vLLM has it by itself.",
     ),
     Reason.PARALLEL_MISMATCH: Explanation(
         "The engine splits the model over another number of ranks.", _OTHER_ENGINE
