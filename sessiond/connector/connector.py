@@ -30,7 +30,7 @@ from sessiond.connector.refusals import require_supported_engine
 from sessiond.connector.requests import ArrivingRequest, FinishedRequest
 from sessiond.connector.spec import SessionOffloadingSpec
 from sessiond.connector.starting import start
-from sessiond.connector.workers import WorkerFacts, merged, read_layers
+from sessiond.connector.workers import WorkerFacts, merged, read_worker
 from sessiond.domain.engines import ServedAdapter
 from sessiond.domain.tokens import token_ids
 
@@ -63,8 +63,8 @@ class SessionConnector(OffloadingConnector):
             self._start(vllm_config, kv_cache_config)
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
-        """In a worker: tell the scheduler what the layers have resolved."""
-        return self._layers() or super().get_handshake_metadata()
+        """In a worker: tell the scheduler what it has resolved and loaded."""
+        return self._tell() or super().get_handshake_metadata()
 
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
@@ -128,8 +128,8 @@ class SessionConnector(OffloadingConnector):
     # --- guarded insides -----------------------------------------------------------------
 
     @guarded(None)
-    def _layers(self) -> WorkerFacts:
-        return read_layers(self._vllm_config)
+    def _tell(self) -> WorkerFacts:
+        return read_worker(self._vllm_config)
 
     @guarded(None)
     def _identify(self, told: Mapping[tuple[int, int], object]) -> None:

@@ -159,7 +159,9 @@ EXPLANATIONS: Mapping[Reason, Explanation] = {
         "The model's revision is not the one that computed the snapshot.", _OTHER_ENGINE
     ),
     Reason.MODEL_CODE_MISMATCH: Explanation(
-        "The code that the checkpoint brings along (trust_remote_code) differs.", _OTHER_ENGINE
+        "The code that the checkpoint brings along (trust_remote_code), or that of vLLM's plugins "
+        "and of classes that options name, differs.",
+        _OTHER_ENGINE,
     ),
     Reason.MODEL_CONFIG_MISMATCH: Explanation(
         "The model's configuration (rope, windows, heads, layers) differs.", _OTHER_ENGINE

@@ -10,7 +10,7 @@ import torch
 
 from sessiond.connector.connector import SessionConnector
 from sessiond.connector.frontend import LoraModule
-from sessiond.connector.layers import LayerFacts, Layers
+from sessiond.connector.layers import LayerFacts, Told
 from sessiond.connector.requests import ArrivingRequest
 from sessiond.connector.workers import WorkerFacts, merged, read_layers
 from sessiond.domain.engines import ServedAdapter
@@ -30,10 +30,10 @@ class AttentionLayer:
 
 class FakeIdentity:
     def __init__(self) -> None:
-        self.layers: Layers | None = None
+        self.told: Told | None = None
 
-    def take(self, layers: Layers) -> None:
-        self.layers = layers
+    def take(self, told: Told) -> None:
+        self.told = told
 
 
 class FakeCoordinator:
@@ -81,24 +81,36 @@ def config(**layers: object) -> Any:  # noqa: ANN401 - vLLM's
 
 def test_a_worker_tells_backends_and_scales_of_its_layers() -> None:
     facts = read_layers(config(a=AttentionLayer("FLASH_ATTN", 0.25), moe=object()))
-    assert facts == WorkerFacts({"a": LayerFacts("FLASH_ATTN", ((0.25,), (0.5,)))})
+    assert facts == {"a": LayerFacts("FLASH_ATTN", ((0.25,), (0.5,)))}
 
 
 def test_scales_may_be_one_for_each_head_or_none() -> None:
     layer = AttentionLayer("FLASH_ATTN", 0.25, 0.5)
     del layer._v_scale
-    assert read_layers(config(a=layer)).layers["a"].scales == ((0.25, 0.5), ())
+    assert read_layers(config(a=layer))["a"].scales == ((0.25, 0.5), ())
 
 
 def test_the_layers_of_all_ranks_are_told_apart() -> None:
     one, two = LayerFacts("A", ((1.0,),)), LayerFacts("A", ((2.0,),))
     told = {(0, 1): WorkerFacts({"x": two}), (0, 0): WorkerFacts({"x": one}), (1, 0): "nothing"}
-    assert merged(told) == {"x": one, "x of rank 1": two}
+    assert merged(told) == Told({"x": one, "x of rank 1": two})
 
 
-def test_a_worker_hands_its_layers_over(connector: SessionConnector) -> None:
+def test_the_code_of_all_ranks_counts_and_any_doubt() -> None:
+    one, two = frozenset({("m", "aa")}), frozenset({("m", "ab")})
+    told = {(0, 0): WorkerFacts({}, one), (0, 1): WorkerFacts({}, two, "a doubt")}
+    assert merged(told) == Told({}, one | two, "a doubt")
+
+
+def test_a_worker_hands_over_its_layers_and_code(
+    connector: SessionConnector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = frozenset({("m", "aa")})
+    monkeypatch.setattr("sessiond.connector.workers.foreign_code", lambda _: code)
     connector._vllm_config = config(a=AttentionLayer("FLASH_ATTN", 1.0))
-    assert isinstance(connector.get_handshake_metadata(), WorkerFacts)
+    facts = connector.get_handshake_metadata()
+    assert isinstance(facts, WorkerFacts)
+    assert (list(facts.layers), facts.code, facts.doubt) == (["a"], code, "")
 
 
 def test_a_failure_in_a_worker_is_as_if_we_were_not_there(connector: SessionConnector) -> None:
@@ -111,7 +123,7 @@ def test_the_scheduler_takes_the_fingerprint_then(connector: SessionConnector) -
     set_parts(connector, _identity=identity, _coordinator=coordinator)
     facts = LayerFacts("A", ((1.0,),))
     connector.set_xfer_handshake_metadata_pp_aware({(0, 0): WorkerFacts({"x": facts})})
-    assert identity.layers == {"x": facts}
+    assert identity.told == Told({"x": facts})
     assert coordinator.polls == 1
 
 

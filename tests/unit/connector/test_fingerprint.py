@@ -82,6 +82,7 @@ TABLE = (
     Change("more weights", "weights_digest", edit=written("model-2.safetensors", "more")),
     Change("which shard counts", "weights_digest", edit=written("m.safetensors.index.json", "{}")),
     Change("code of the checkpoint", "code_digest", edit=written("modeling.py", "pass")),
+    Change("code from elsewhere", "code_digest", code=frozenset({("modeling", "aa")})),
     Change("rope", "model_config_digest", {"hf_overrides": LINEAR}),
     Change("the rope's base", "model_config_digest", edit=edited("config.json", rope_theta=5e5)),
     Change("a norm", "model_config_digest", edit=edited("config.json", rms_norm_eps=1e-4)),
