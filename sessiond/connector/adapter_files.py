@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from sessiond.connector.checkpoint import names_are_modelscopes
 from sessiond.connector.contents import Stamp
 from sessiond.connector.digests import DigestCache
 from sessiond.domain.canonical import JsonValue, json_digest
@@ -22,11 +23,13 @@ def find_folder(path: str) -> Path:
     """Return the folder that vLLM loads an adapter from.
 
     :param path: a folder, or the name of a repository on the Hugging Face Hub
-    :raises OSError: there is no such folder, and no such repository was downloaded
+    :raises OSError: there is no such folder, and no such repository was downloaded from there
     """
     folder = Path(path).expanduser().absolute()
     if path and folder.is_dir():
         return folder
+    if names_are_modelscopes():
+        raise FileNotFoundError(f"There is no folder {path!r}, and names are ModelScope's.")
     from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - only for such names
 
     try:

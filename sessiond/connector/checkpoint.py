@@ -64,11 +64,16 @@ def find_checkpoint(
     """Return a local checkpoint, or the one in the Hugging Face cache.
 
     :param loaded_commit: the commit from which the engine has its configuration, if it knows
-    :raises UnsupportedEngineError: it is not on this machine
+    :raises UnsupportedEngineError: it is not on this machine, or not in that cache
     """
     path = Path(name)
     if path.exists():
         return Checkpoint(path.absolute())
+    if names_are_modelscopes():
+        raise UnsupportedEngineError(
+            f"VLLM_USE_MODELSCOPE has vLLM load {name!r} from ModelScope, whose cache sessiond "
+            "does not read. Start the engine with the path of the downloaded folder instead."
+        )
     from huggingface_hub import snapshot_download  # noqa: PLC0415 - only for models by name
 
     try:
@@ -84,6 +89,14 @@ def find_checkpoint(
     if loaded_commit and checkpoint.revision not in ("", loaded_commit):
         return replace(checkpoint, doubt=f"{name} got another revision while the engine started")
     return checkpoint
+
+
+def names_are_modelscopes() -> bool:
+    """Whether vLLM takes what has a name instead of a path from ModelScope: a repository there may
+    have the name of another one on the Hugging Face Hub."""
+    from vllm import envs  # noqa: PLC0415 - only for models by name
+
+    return bool(envs.VLLM_USE_MODELSCOPE)
 
 
 def weight_files(model: Checkpoint) -> list[Path]:

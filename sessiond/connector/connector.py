@@ -30,7 +30,8 @@ from sessiond.connector.refusals import require_supported_engine
 from sessiond.connector.requests import ArrivingRequest, FinishedRequest
 from sessiond.connector.spec import SessionOffloadingSpec
 from sessiond.connector.starting import start
-from sessiond.connector.workers import WorkerFacts, merged, read_layers
+from sessiond.connector.workers import WorkerFacts, merged, read_worker
+from sessiond.domain.engines import ServedAdapter
 from sessiond.domain.tokens import token_ids
 
 if TYPE_CHECKING:
@@ -62,8 +63,8 @@ class SessionConnector(OffloadingConnector):
             self._start(vllm_config, kv_cache_config)
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
-        """In a worker: tell the scheduler what the layers have resolved."""
-        return self._layers() or super().get_handshake_metadata()
+        """In a worker: tell the scheduler what it has resolved and loaded."""
+        return self._tell() or super().get_handshake_metadata()
 
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
@@ -127,8 +128,8 @@ class SessionConnector(OffloadingConnector):
     # --- guarded insides -----------------------------------------------------------------
 
     @guarded(None)
-    def _layers(self) -> WorkerFacts:
-        return read_layers(self._vllm_config)
+    def _tell(self) -> WorkerFacts:
+        return read_worker(self._vllm_config)
 
     @guarded(None)
     def _identify(self, told: Mapping[tuple[int, int], object]) -> None:
@@ -140,15 +141,9 @@ class SessionConnector(OffloadingConnector):
     def _arrive(self, request: Request) -> None:
         if self._coordinator is None:
             return
-        module = module_of(request.lora_request) if request.lora_request else None
-        if module is not None:
-            self._adapters.meet(module)  # so that sessiond knows it before the first ticket
+        adapter = _proved(self._adapters, request) if request.lora_request else None
         if not request.kv_transfer_params:
             return
-        adapter = self._adapters.look(module) if module is not None else None
-        if adapter is not None and not adapter.digest:
-            # vLLM finds its KV by the adapter's name and path, which other weights may have now.
-            request.skip_reading_prefix_cache = True
         self._coordinator.arrive(
             ArrivingRequest(
                 request_id=request.request_id,
@@ -231,6 +226,21 @@ def _counted_tokens(request: Request) -> int | None:
     """Return what vLLM is to tell as the request's ``cached_tokens``; ``None``: it has told."""
     stats = request.prefill_stats
     return stats.num_cached_tokens if stats and not request.num_preemptions else None
+
+
+def _proved(adapters: AdapterBook, request: Request) -> ServedAdapter | None:
+    """Return what is proved of a request's adapter; nothing of a call that is none of ours."""
+    assert request.lora_request is not None
+    module = module_of(request.lora_request)
+    if not (request.kv_transfer_params or request.cache_salt):
+        adapters.meet(module)  # so that sessiond knows it before the first ticket
+        return None
+    # The gateway gives a salt to every call, also to those without a session.
+    adapter = adapters.look(module)
+    if not adapter.digest:
+        # vLLM finds its KV by the adapter's name and path, which other weights may have now.
+        request.skip_reading_prefix_cache = True
+    return adapter
 
 
 def _computed_tokens(request: Request) -> int:

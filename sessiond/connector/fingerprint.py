@@ -22,9 +22,10 @@ from sessiond.connector.checkpoint import (
     tokenizer_files,
     weight_files,
 )
+from sessiond.connector.computation import computation
 from sessiond.connector.frontend import Frontend
 from sessiond.connector.identity import Part
-from sessiond.connector.layers import Layers
+from sessiond.connector.layers import Layers, Told
 from sessiond.connector.loaded import process_start_ns, server_start_ns
 from sessiond.connector.modelconfig import config_digest, quantization_digest
 from sessiond.connector.mover.lossy import lossy_codec
@@ -106,20 +107,21 @@ class Facts:
         lossy_codec(Fingerprint(fields))
         return replace(self, fields=fields)
 
-    def complete(self, digests: Mapping[str, str], layers: Layers) -> Fingerprint:
+    def complete(self, digests: Mapping[str, str], told: Told) -> Fingerprint:
         """Return the fingerprint.
 
         :param digests: of :meth:`Files.parts`, by their names
-        :param layers: what the workers told
+        :param told: by the workers
         """
         tokenizer: JsonValue = [digests["tokenizer"], self.tokenizer_settings]
         weights: JsonValue = [digests["weights"], self.load_format]
+        code: JsonValue = [digests["code"], [list(module) for module in sorted(told.code)]]
         return Fingerprint(
             {
                 **self.fields,
-                **self.of_layers(layers),
+                **self.of_layers(told.layers),
                 "weights_digest": json_digest(weights).hex(),
-                "code_digest": digests["code"],
+                "code_digest": json_digest(code).hex(),
                 "quantization": {**self.quantization, "files_digest": digests["quantization"]},
                 "tokenizer_digest": json_digest(tokenizer).hex(),
             }
@@ -162,6 +164,7 @@ def _model_fields(vllm_config: VllmConfig, files: Files) -> dict[str, JsonValue]
         "model_dtype": _name(model.dtype),
         "model_runner": "v2" if vllm_config.use_v2_model_runner else "v1",
         "speculation": kvfacts.speculation(vllm_config),
+        "computation": computation(vllm_config),
         "connector_format": CONNECTOR_FORMAT,
         "vllm_series": vllm_series(current_platform.device_type),
     }

@@ -19,7 +19,7 @@ from typing import Self
 from sessiond.connector.contents import Content, Stamp, blob_name
 from sessiond.connector.digests import DigestCache
 from sessiond.connector.guard import guarded
-from sessiond.connector.layers import Layers
+from sessiond.connector.layers import Told
 from sessiond.connector.loaded import is_changed_since
 from sessiond.domain.canonical import JsonValue, json_digest
 from sessiond.domain.errors import FileChangedError, SessiondError
@@ -107,7 +107,7 @@ def _changed(path: Path) -> FileChangedError:
 # What they have resolved decides bytes: two engines of which it is not known are not alike.
 _NO_LAYERS = "the engine's workers told nothing of their layers"
 
-Complete = Callable[[Mapping[str, str], Layers], Fingerprint]
+Complete = Callable[[Mapping[str, str], Told], Fingerprint]
 _Find = Callable[[Part], Mapping[Path, Content] | None]
 
 
@@ -116,7 +116,7 @@ class Identity:
 
     :param parts: the files that count, as they were met
     :param complete: makes the fingerprint of the digests of all parts, by name, and of what the
-        workers tell of their layers
+        workers tell
     :param doubt: why the files may not be those that were loaded; empty if they are
     """
 
@@ -125,7 +125,7 @@ class Identity:
     ) -> None:
         self._parts, self._cache, self._complete = parts, cache, complete
         self._doubt = doubt
-        self._layers: Layers | None = None
+        self._told: Told | None = None
         self._ended = threading.Event()
         self._outcome: Fingerprint | Cause | None = None
 
@@ -140,15 +140,15 @@ class Identity:
         size_gb = sum(part.size_bytes for part in self._parts) / 1e9
         return Cause(Reason.IDENTITY_PENDING, f"reading {size_gb:.1f} GB of files")
 
-    def take(self, layers: Layers) -> None:
+    def take(self, told: Told) -> None:
         """Find it out; returns at once. What is not known is read at low priority.
 
         Only the first call counts.
         """
-        if self._layers is not None:
+        if self._told is not None:
             return
-        self._layers = layers
-        doubt = self._doubt or ("" if layers else _NO_LAYERS)
+        self._told = told
+        doubt = self._doubt or told.doubt or ("" if told.layers else _NO_LAYERS)
         self._end(self._judged(self._known) if not doubt else _unknown(doubt))
         if self._outcome is None:
             threading.Thread(target=self._run, name="sessiond-identity", daemon=True).start()
@@ -181,7 +181,7 @@ class Identity:
             return _unknown(str(error))
         if len(digests) < len(found):
             return None
-        return self._complete(digests, self._layers or {})
+        return self._complete(digests, self._told or Told())
 
     def _known(self, part: Part) -> Mapping[Path, Content] | None:
         part.require_loaded(self._cache)

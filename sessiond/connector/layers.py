@@ -1,9 +1,10 @@
-"""What vLLM has resolved for the layers of a model."""
+"""What only the workers know: what vLLM has resolved for the layers of a model, and whose code
+computes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 
@@ -16,3 +17,14 @@ class LayerFacts:
 
 
 Layers: TypeAlias = Mapping[str, LayerFacts]
+#: Modules from elsewhere than vLLM, each by its name and the digest of its file (or its version).
+Code: TypeAlias = frozenset[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the workers of an engine tell."""
+
+    layers: Layers = field(default_factory=dict)
+    code: Code = frozenset()
+    doubt: str = ""  #: why that may not be all of the code; empty if it is

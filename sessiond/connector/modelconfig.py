@@ -60,6 +60,11 @@ def config_digest(model: Any) -> str:
     ).hex()
 
 
+def has_foreign_layers(model: Any) -> bool:
+    """Whether vLLM runs the layers of transformers instead of its own."""
+    return bool(model.architecture.startswith(_FOREIGN_LAYERS))
+
+
 def length_facts(model: Any) -> dict[str, JsonValue]:
     """Return what the length that the engine was started with decides; nothing for most models.
 
@@ -71,7 +76,7 @@ def length_facts(model: Any) -> dict[str, JsonValue]:
     ropes = [rope for each in told for rope in _ropes(each)]
     kinds = {str(rope.get("rope_type", "default")) for rope in ropes}
     named = str(getattr(text, "model_type", "")).startswith(_MODELS_WITH_LENGTH)
-    if named or model.architecture.startswith(_FOREIGN_LAYERS):
+    if named or has_foreign_layers(model):
         return {"max_model_len": model.max_model_len}
     if kinds == {"longrope"} and all("original_max_position_embeddings" in rope for rope in ropes):
         lengths = (int(rope["original_max_position_embeddings"]) for rope in ropes)

@@ -48,6 +48,7 @@ FIELDS: Mapping[str, _Field] = {
     "chunk_bytes": _Field(_BYTES, Reason.CHUNK_SIZE_MISMATCH),
     "attention": _Field(_BYTES, Reason.ATTENTION_BACKEND_MISMATCH),
     "model_runner": _Field(_BYTES, Reason.MODEL_RUNNER_MISMATCH),
+    "computation": _Field(_BYTES, Reason.COMPUTATION_MISMATCH),
     "parallel": _Field(_BYTES, Reason.PARALLEL_MISMATCH),
     "speculation": _Field(_BYTES, Reason.SPECULATION_MISMATCH),
     "connector_format": _Field(_BYTES, Reason.FORMAT_MISMATCH),

@@ -30,6 +30,7 @@ class Reason(StrEnum):
     CHUNK_SIZE_MISMATCH = "chunk_size_mismatch"
     MODEL_RUNNER_MISMATCH = "model_runner_mismatch"
     ATTENTION_BACKEND_MISMATCH = "attention_backend_mismatch"
+    COMPUTATION_MISMATCH = "computation_mismatch"
     PARALLEL_MISMATCH = "parallel_mismatch"
     SPECULATION_MISMATCH = "speculation_mismatch"
     FORMAT_MISMATCH = "format_mismatch"
@@ -158,7 +159,9 @@ EXPLANATIONS: Mapping[Reason, Explanation] = {
         "The model's revision is not the one that computed the snapshot.", _OTHER_ENGINE
     ),
     Reason.MODEL_CODE_MISMATCH: Explanation(
-        "The code that the checkpoint brings along (trust_remote_code) differs.", _OTHER_ENGINE
+        "The code that the checkpoint brings along (trust_remote_code), or that of vLLM's plugins "
+        "and of classes that options name, differs.",
+        _OTHER_ENGINE,
     ),
     Reason.MODEL_CONFIG_MISMATCH: Explanation(
         "The model's configuration (rope, windows, heads, layers) differs.", _OTHER_ENGINE
@@ -191,6 +194,10 @@ EXPLANATIONS: Mapping[Reason, Explanation] = {
     ),
     Reason.ATTENTION_BACKEND_MISMATCH: Explanation(
         "The engine uses an attention backend with another layout.", _OTHER_ENGINE
+    ),
+    Reason.COMPUTATION_MISMATCH: Explanation(
+        "The engine computes with other options or environment variables of vLLM.",
+        "Start the engine with the stored ones; what is not told is as vLLM has it by itself.",
     ),
     Reason.PARALLEL_MISMATCH: Explanation(
         "The engine splits the model over another number of ranks.", _OTHER_ENGINE

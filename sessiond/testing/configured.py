@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 from sessiond.connector.digests import DigestCache
 from sessiond.connector.frontend import Frontend
-from sessiond.connector.layers import LayerFacts
+from sessiond.connector.layers import Code, LayerFacts, Told
 from sessiond.testing.snapshots import a_key_ring
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ class Change:
     env: Mapping[str, str] = field(default_factory=dict)
     frontend: Frontend = field(default_factory=Frontend)
     layers: Mapping[str, LayerFacts] = field(default_factory=lambda: LAYERS)
+    code: Code = frozenset()  #: that its workers have loaded from elsewhere
     kv: Mapping[str, Any] = field(default_factory=dict)  #: of the KV group's spec
     chunk_tokens: int = 256
 
@@ -111,7 +112,7 @@ def fingerprint(model: Path, change: Change | None = None) -> Fingerprint:
         )
         for part in (replace(part, loaded_ns=2**63) for part in files.parts())
     }
-    return facts.complete(digests, change.layers)
+    return facts.complete(digests, Told(change.layers, change.code))
 
 
 def read(model: Path, change: Change) -> tuple[Files, Facts]:

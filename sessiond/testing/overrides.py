@@ -51,7 +51,7 @@ NOT_INJECTED = {
     "Coordinator._handled": "no override: one answer of the mover; cut in test_overrides.py",
     "Coordinator._give_up": "the net under Coordinator._handled",
     "SnapshotTier._end_jobs": "the net under SnapshotTier._drained",
-    "SessionConnector._layers": "runs once, before an engine is ready: test_connector.py",
+    "SessionConnector._tell": "runs once, before an engine is ready: test_connector.py",
     "SessionConnector._identify": "runs once, before an engine is ready: test_connector.py",
     "Identity._judged": "no override: runs once for each engine; cut in test_identity.py",
     "SnapshotTier.first_half": "runs only when two suspends meet in the RAM tier",

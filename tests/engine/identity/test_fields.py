@@ -40,7 +40,7 @@ class Change:
     outcome: str
     reason: str
     options: tuple[str, ...] = ()  #: ``{model}`` stands for the checkpoint's path
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)  #: as the options
     edit: Callable[[Path], object] | None = None  #: of the checkpoint, at its old path
     revision: str = ""  #: of a model of the hub, instead of a folder
     moved: bool = False  #: the checkpoint lies elsewhere
@@ -59,6 +59,15 @@ def other_tokenizer(model: Path) -> None:
     change_tokenizer(model, opening("folder", 700)[0]["content"], same_tokens=3 * CHUNK_TOKENS)
 
 
+def code_elsewhere(model: Path) -> None:
+    """Write a class that computes as vLLM's own does, outside the checkpoint."""
+    (model.parent / "other_llama.py").write_text(
+        "from vllm.model_executor.models.llama import LlamaForCausalLM\n\n\n"
+        "class OtherLlama(LlamaForCausalLM):\n    pass\n"
+    )
+
+
+OVERRIDE = ("--model-class-overrides", '{"LlamaForCausalLM": "other_llama:OtherLlama"}')
 TEMPLATE = ("--chat-template", "{model}.jinja")
 ROPE = '{"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 100000.0}}'
 
@@ -69,6 +78,15 @@ BYTES = [
     # As many bytes as before, so that only the fact itself can tell.
     Change("model_dtype", "recomputed", "model_dtype_mismatch", ("--dtype", "float16")),
     Change("kv_dtype", "recomputed", "kv_dtype_mismatch", ("--kv-cache-dtype", "fp8")),
+    Change(
+        "code",
+        "recomputed",
+        "model_code_mismatch",
+        OVERRIDE,
+        {"PYTHONPATH": "{model}/.."},
+        edit=code_elsewhere,
+    ),
+    Change("computation", "recomputed", "computation_mismatch", env={"VLLM_CPU_INT4_W4A8": "0"}),
     Change("chunk_tokens", "recomputed", "chunk_size_mismatch", ("--chunk-tokens", "256")),
     Change("block_size", "recomputed", "kv_groups_mismatch", ("--block-size", "64")),
     Change("revision", "recomputed", "revision_mismatch", revision=REVISIONS[1]),
@@ -83,6 +101,7 @@ PROMPT = [
 ADVISORY = [
     Change("hash_seed", "restored", "", env={"PYTHONHASHSEED": "2"}),
     Change("path", "restored", "", moved=True),
+    Change("threads", "restored", "", env={"VLLM_CPU_NUM_OF_RESERVED_CPU": "0"}),
     Change("served_name", "restored", "", ("--served-model-name", "other"), model="other"),
 ]
 
@@ -134,6 +153,7 @@ class Stage:
         if change.edit is not None:
             change.edit(model)
         told = [option.replace("{model}", str(model)) for option in options]
+        env = {name: value.replace("{model}", str(model)) for name, value in env.items()}
         self.stack.start_engine(model, told, env)
 
     def _make_hub(self) -> None:

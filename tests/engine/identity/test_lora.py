@@ -132,6 +132,21 @@ def said(agent: Agent, messages: Messages) -> tuple[Sequence[int], int, dict[str
     return answer["choices"][0]["token_ids"], cached_tokens, ours
 
 
+def without_session(agent: Agent, messages: Messages) -> tuple[Sequence[int], int]:
+    """Call the gateway and name no session; return tokens and vLLM's count of cached ones."""
+    body = {
+        "model": agent.model,
+        "messages": list(messages),
+        "max_tokens": TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+    answer = agent.try_call("POST", "/v1/chat/completions", body).raise_for_status().json()
+    cached_tokens = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return answer["choices"][0]["token_ids"], cached_tokens
+
+
 @pytest.mark.usefixtures("moved")
 @pytest.mark.parametrize("name", [SERVED_NAME, *SEEDS])
 def test_moved_and_reordered_adapters_restore_exactly_their_own(
@@ -195,6 +210,24 @@ def test_one_that_is_overwritten_in_place_is_served_and_not_kept(
     assert "'scribe'" in refused.json()["detail"]
     assert adapters(poet.agent)["scribe"]["digest"] == ""
     assert poet.agent.suspend()["missing_tokens"] == 0
+
+
+def test_versions_of_one_that_is_overwritten_share_nothing_without_a_session(
+    stage: Stage, suspended: Mapping[str, Past], moved: Path
+) -> None:
+    glossary, poet = suspended["glossary"], suspended["poet"]
+    without_session(glossary.agent, glossary.messages)
+    assert without_session(glossary.agent, glossary.messages)[1] > 0  # of the same version
+    said_by = []
+    for seed in (97, 98):
+        build_adapter(moved / "glossary", stage.model, seed)
+        said(poet.agent, poet.messages)  # the glossary has to leave the engine's memory
+        tokens, cached_tokens = without_session(glossary.agent, glossary.messages)
+        assert cached_tokens == 0
+        fresh = glossary.agent.turn(glossary.messages, tokens=TOKENS, cache_salt=f"fresh-{seed}")
+        assert tuple(tokens) == fresh.token_ids
+        said_by.append(fresh.token_ids)
+    assert said_by[0] != said_by[1]
 
 
 def test_swapped_names_load_nothing_of_each_other(

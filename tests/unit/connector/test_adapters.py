@@ -153,6 +153,9 @@ def test_a_downloaded_repository_is_found(tmp_path: Path, monkeypatch: pytest.Mo
     write(repository / "snapshots" / ("b" * 40))
     (repository / "refs" / "main").write_text("b" * 40)
     assert find_folder("some/poet") != found
+    monkeypatch.setenv("VLLM_USE_MODELSCOPE", "1")
+    with pytest.raises(FileNotFoundError, match="names are ModelScope's"):
+        find_folder("some/poet")
 
 
 # What is proved

@@ -111,3 +111,18 @@ def test_a_name_that_means_another_commit_by_now_is_noticed(hub: Path) -> None:
     found = find_checkpoint("owner/model", None, str(hub), COMMITS[0])
     assert found.doubt == "owner/model got another revision while the engine started"
     assert not find_checkpoint("owner/model", None, str(hub), COMMITS[1]).doubt
+
+
+def test_a_name_is_refused_where_vllm_asks_modelscope(
+    hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_USE_MODELSCOPE", "1")
+    with pytest.raises(UnsupportedEngineError, match=r"VLLM_USE_MODELSCOPE .* 'owner/model'"):
+        find_checkpoint("owner/model", None, str(hub))
+    assert find_checkpoint(str(tmp_path), None, None) == Checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["s3://bucket/model", "gs://b/m", "owner/model:Q4_K_M", "a/b/c"])
+def test_what_is_no_name_of_the_hub_is_refused(hub: Path, name: str) -> None:
+    with pytest.raises(UnsupportedEngineError, match="are not on this machine"):
+        find_checkpoint(name, None, str(hub))

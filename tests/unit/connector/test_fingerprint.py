@@ -82,6 +82,7 @@ TABLE = (
     Change("more weights", "weights_digest", edit=written("model-2.safetensors", "more")),
     Change("which shard counts", "weights_digest", edit=written("m.safetensors.index.json", "{}")),
     Change("code of the checkpoint", "code_digest", edit=written("modeling.py", "pass")),
+    Change("code from elsewhere", "code_digest", code=frozenset({("modeling", "aa")})),
     Change("rope", "model_config_digest", {"hf_overrides": LINEAR}),
     Change("the rope's base", "model_config_digest", edit=edited("config.json", rope_theta=5e5)),
     Change("a norm", "model_config_digest", edit=edited("config.json", rms_norm_eps=1e-4)),
@@ -106,6 +107,33 @@ TABLE = (
         "context parallelism",
         "parallel",
         config=attribute("parallel_config.cp_kv_cache_interleave_size", 16),
+    ),
+    *(
+        Change(f"{part}.{knob}", "computation", config=attribute(f"{part}.{knob}", value))
+        for part, knob, value in (
+            ("attention_config", "use_non_causal", True),
+            ("attention_config", "flash_attn_version", 3),
+            ("attention_config", "use_prefill_query_quantization", True),
+            ("attention_config", "disable_flashinfer_q_quantization", True),
+            ("kernel_config", "moe_backend", "marlin"),
+            ("kernel_config", "linear_backend", "emulation"),
+            ("kernel_config", "linear_backend_per_quant", {"nvfp4_w4a16": "humming"}),
+            ("cache_config", "kv_sharing_fast_prefill", True),
+            ("mamba_config", "enable_stochastic_rounding", True),
+        )
+    ),
+    Change("a platform's", "computation", {"additional_config": {"a": 1}}),
+    Change("a new part", "computation", config=attribute("diffusion_config", Frontend())),
+    *(
+        Change(name, "computation", env={name: value})
+        for name, value in (
+            ("VLLM_CPU_INT4_W4A8", "0"),
+            ("VLLM_FLOAT32_MATMUL_PRECISION", "medium"),
+            ("VLLM_BATCH_INVARIANT", "1"),
+            ("VLLM_MARLIN_INPUT_DTYPE", "fp8"),
+            ("VLLM_USE_DEEP_GEMM_E8M0", "0"),
+            ("ONEDNN_DEFAULT_FPMATH_MODE", "BF16"),
+        )
     ),
     Change("a tokenizer", "tokenizer_digest", edit=written("tokenizer.json", "{}")),
     Change("an added token", "tokenizer_digest", edit=written("added_tokens.json", "{}")),
@@ -165,6 +193,15 @@ NOTHING = (
     Change("a length", "", {"max_model_len": 4096}),
     Change("a served name", "", {"served_model_name": "other"}),
     Change("a seed for sampling", "", {"seed": 7}),
+    Change("a thread", "", env={"VLLM_CPU_OMP_THREADS_BIND": "0"}),
+    Change("memory", "", env={"VLLM_CPU_KVCACHE_SPACE": "2"}),
+    Change("a port", "", env={"VLLM_PORT": "5000"}),
+    Change("a log", "", env={"VLLM_LOGGING_LEVEL": "INFO"}),
+    Change("a secret", "", env={"VLLM_API_KEY": "secret"}),
+    Change("a service called vllm", "", env={"VLLM_SERVICE_PORT_8000_TCP_ADDR": "10.0.0.7"}),
+    Change("how it is compiled", "", config=attribute("compilation_config.mode", 3)),
+    Change("batches", "", {"max_num_batched_tokens": 4096}),
+    Change("a backend that is resolved", "", {"attention_backend": "CPU_ATTN"}),
     Change("a readme", "", edit=written("README.md", "new")),
     Change("who wrote it", "", edit=edited("config.json", transformers_version="4.0")),
     Change("labels", "", edit=edited("config.json", id2label={"0": "x"})),
@@ -211,6 +248,11 @@ def test_what_decides_nothing_changes_nothing(model: Path, change: Change) -> No
 def test_an_engine_reports_every_field_and_no_other(model: Path) -> None:
     # How KV is stored with loss is a field only of engines that do.
     assert fingerprint(model).fields.keys() == FIELDS.keys() - {"lossy"}
+
+
+def test_an_engine_as_vllm_has_it_tells_of_no_knob(model: Path) -> None:
+    # Also not of those that vLLM sets itself: other versions may set others.
+    assert fingerprint(model).fields["computation"] == {"options": {}, "environment": {}}
 
 
 def test_storing_with_loss_is_a_fact_and_needs_16_bit_numbers(model: Path) -> None:

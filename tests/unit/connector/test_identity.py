@@ -12,12 +12,12 @@ import pytest
 from sessiond.connector.contents import Content, Stamp
 from sessiond.connector.digests import DigestCache
 from sessiond.connector.identity import Identity, Part
-from sessiond.connector.layers import LayerFacts, Layers
+from sessiond.connector.layers import LayerFacts, Told
 from sessiond.domain.fingerprint import Fingerprint
 from sessiond.domain.reasons import Cause, Reason
 from sessiond.testing.snapshots import a_key_ring
 
-LAYERS = {"layer.0": LayerFacts("CPU_ATTN", ((1.0,), (1.0,)))}
+TOLD = Told({"layer.0": LayerFacts("CPU_ATTN", ((1.0,), (1.0,)))})
 BLOB = hashlib.sha256(b"weights").hexdigest()
 
 
@@ -33,8 +33,8 @@ class SlowCache(DigestCache):
         return super().content(path, stamp)
 
 
-def told(digests: Mapping[str, str], layers: Layers) -> Fingerprint:
-    backends: list[str] = sorted(layer.backend for layer in layers.values())
+def told(digests: Mapping[str, str], workers: Told) -> Fingerprint:
+    backends: list[str] = sorted(layer.backend for layer in workers.layers.values())
     return Fingerprint({**digests, "backends": backends})
 
 
@@ -68,7 +68,7 @@ def taken(parts: list[Part], cache: SlowCache) -> Fingerprint | Cause | None:
     """Return what comes of reading everything."""
     cache.may_read.set()
     identity = Identity(parts, cache, told)
-    identity.take(LAYERS)
+    identity.take(TOLD)
     identity.wait(30)
     return identity.outcome
 
@@ -90,7 +90,7 @@ def test_the_first_time_it_is_read_while_the_engine_serves(
 ) -> None:
     cache = open_cache()
     identity = Identity(meet(model, loaded_ns), cache, told)
-    identity.take(LAYERS)  # returns, although nothing may be read yet
+    identity.take(TOLD)  # returns, although nothing may be read yet
     identity.wait(0.05)
     assert outcome_of(identity) is None
     cache.may_read.set()
@@ -104,7 +104,7 @@ def test_later_it_is_known_at_once(
 ) -> None:
     first = taken(meet(model, loaded_ns), open_cache())
     identity = Identity(meet(model, loaded_ns), open_cache(), told)
-    identity.take(LAYERS)  # of a cache that would wait for ever
+    identity.take(TOLD)  # of a cache that would wait for ever
     assert isinstance(identity.outcome, Fingerprint)
     assert identity.outcome == first
 
@@ -115,18 +115,26 @@ def test_only_the_first_word_of_the_workers_counts(
     cache = open_cache()
     cache.may_read.set()
     identity = Identity(meet(model, loaded_ns), cache, told)
-    identity.take(LAYERS)
-    identity.take({})
+    identity.take(TOLD)
+    identity.take(Told())
     identity.wait(30)
     assert isinstance(identity.outcome, Fingerprint)
     assert identity.outcome.fields["backends"] == ["CPU_ATTN"]
+
+
+def test_a_doubt_of_the_workers_leaves_it_unknown(
+    model: Path, loaded_ns: int, open_cache: Callable[[], SlowCache]
+) -> None:
+    identity = Identity(meet(model, loaded_ns), open_cache(), told)
+    identity.take(Told(TOLD.layers, doubt="other code"))
+    assert identity.outcome == Cause(Reason.IDENTITY_UNKNOWN, "other code")
 
 
 def test_a_doubt_about_what_was_loaded_leaves_it_unknown(
     model: Path, loaded_ns: int, open_cache: Callable[[], SlowCache]
 ) -> None:
     identity = Identity(meet(model, loaded_ns), open_cache(), told, "another revision")
-    identity.take(LAYERS)
+    identity.take(TOLD)
     assert identity.outcome == Cause(Reason.IDENTITY_UNKNOWN, "another revision")
 
 
@@ -134,7 +142,7 @@ def test_workers_that_tell_nothing_leave_it_unknown(
     model: Path, loaded_ns: int, open_cache: Callable[[], SlowCache]
 ) -> None:
     identity = Identity(meet(model, loaded_ns), open_cache(), told)
-    identity.take({})
+    identity.take(Told())
     assert isinstance(identity.outcome, Cause)
     assert identity.outcome.reason is Reason.IDENTITY_UNKNOWN
 
@@ -190,7 +198,7 @@ def test_what_was_changed_while_the_engine_began_is_unknown_at_once(
 ) -> None:
     change(model)
     identity = Identity(meet(model, loaded_ns), open_cache(), told)
-    identity.take(LAYERS)  # nothing is read for that
+    identity.take(TOLD)  # nothing is read for that
     assert isinstance(identity.outcome, Cause)
     assert identity.outcome.reason is Reason.IDENTITY_UNKNOWN
     assert "the engine" in identity.outcome.detail
@@ -220,13 +228,13 @@ def test_what_changes_after_it_was_read_is_no_more_its_business(
 def test_a_failure_of_ours_is_told_and_never_pending_for_ever(
     model: Path, loaded_ns: int, open_cache: Callable[[], SlowCache]
 ) -> None:
-    def fail(_digests: Mapping[str, str], _layers: Layers) -> Fingerprint:
+    def fail(_digests: Mapping[str, str], _told: Told) -> Fingerprint:
         raise ZeroDivisionError
 
     cache = open_cache()
     cache.may_read.set()
     identity = Identity(meet(model, loaded_ns), cache, fail)
-    identity.take(LAYERS)
+    identity.take(TOLD)
     identity.wait(30)
     assert isinstance(identity.outcome, Cause)
     assert identity.outcome.reason is Reason.IDENTITY_UNKNOWN

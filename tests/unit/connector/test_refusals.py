@@ -204,7 +204,10 @@ def test_ways_to_run_in_parallel(parallel: dict[str, Any], says: str) -> None:
     assert says in refusal([FULL], changed("parallel_config", ParallelConfig(), parallel))
 
 
-@pytest.mark.parametrize("load_format", ["dummy", "sharded_state", "tensorizer"])
+@pytest.mark.parametrize(
+    "load_format",
+    ["dummy", "sharded_state", "tensorizer", "runai_streamer", "modelexpress", "ipc_cache", "gguf"],
+)
 def test_weights_that_come_from_elsewhere(load_format: str) -> None:
     config = changed("load_config", LoadConfig(), {"load_format": load_format})
     assert f"load format '{load_format}'" in refusal([FULL], config)

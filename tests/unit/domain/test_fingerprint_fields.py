@@ -66,6 +66,14 @@ TABLE = (
         "backend",
     ),
     Row("model_runner", BYTES, Reason.MODEL_RUNNER_MISMATCH, "v1", "v2", "runner"),
+    Row(
+        "computation",
+        BYTES,
+        Reason.COMPUTATION_MISMATCH,
+        {"options": {}, "environment": {}},
+        {"options": {"attention_config.use_non_causal": True}, "environment": {}},
+        "environment variables",
+    ),
     Row("parallel", BYTES, Reason.PARALLEL_MISMATCH, {"tp": 1}, {"tp": 2}, "ranks"),
     Row(
         "speculation",
