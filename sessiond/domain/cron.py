@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
+from itertools import product
 from typing import Final
+from zoneinfo import ZoneInfo
 
 from sessiond.domain.errors import ConfigurationError
 
@@ -24,6 +28,8 @@ _MONTHS: Final = [
     "dec",
 ]
 _WEEKDAYS: Final = ["sun", "mon", "tue", "wed", "thu", "fri", "sat"]
+#: A 29 February comes on each day of the week within so many days.
+_LONGEST_WAIT_DAYS: Final = 41 * 366
 _LONGEST: Final = (0, 31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)  #: days of each month
 
 
@@ -72,6 +78,38 @@ class CronLine:
     months: tuple[int, ...]
     weekdays: tuple[int, ...]  #: 0 is Sunday
     either_day: bool  #: one of the two fields of days has to fit, not both
+
+
+def next_time(line: CronLine, zone: ZoneInfo, begin: datetime) -> datetime | None:
+    """Return the first time at or after *begin* that a cron line means, by a clock of *zone*.
+
+    An hour that a clock repeats in autumn comes twice; a time that it skips in spring comes as
+    long after the change as it would have without one. ``None``: there is none in forty years.
+    """
+    # A time that is skipped may come on the day after its own, behind some of that.
+    first = begin.astimezone(zone).date() - timedelta(days=1)
+    for days in range(_LONGEST_WAIT_DAYS):
+        two = (first + timedelta(days=days), first + timedelta(days=days + 1))
+        meant = (day for day in two if _is_meant(line, day))
+        found = [at for day in meant for at in _times(line, zone, day) if at >= begin]
+        if found:
+            return min(found).astimezone(zone)
+    return None
+
+
+def _is_meant(line: CronLine, day: date) -> bool:
+    of_month, of_week = day.day in line.days, day.isoweekday() % 7 in line.weekdays
+    fits = of_month or of_week if line.either_day else of_month and of_week
+    return fits and day.month in line.months
+
+
+def _times(line: CronLine, zone: ZoneInfo, day: date) -> Iterator[datetime]:
+    for hour, minute in product(line.hours, line.minutes):
+        at = datetime.combine(day, time(hour, minute), zone)
+        once, again = at.astimezone(UTC), at.replace(fold=1).astimezone(UTC)
+        yield once
+        if again > once:  # of a time that is skipped, it is before
+            yield again
 
 
 def parse_cron(text: str) -> CronLine:
