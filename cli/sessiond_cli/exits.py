@@ -64,6 +64,7 @@ STATUS: Final[Mapping[str, ExitStatus]] = {
     "response_lost": ExitStatus.NOT_FOUND,
     "snapshot_not_found": ExitStatus.NOT_FOUND,
     "conflict": ExitStatus.CONFLICT,
+    "idempotency_key_reused": ExitStatus.CONFLICT,
     "session_exists": ExitStatus.CONFLICT,
     "events_reset": ExitStatus.CONFLICT,
     "turn_in_flight": ExitStatus.CONFLICT,

@@ -98,7 +98,9 @@ class BodyGate:
             await self._app(scope, receive, send)
             return
         limit_bytes = self._gateway_bytes if is_gateway(scope["path"]) else MAX_BODY_BYTES
-        first = await _read(receive, limit_bytes)
+        # One that waits to be told to go on is not told so in vain.
+        fits = _announced_bytes(scope) <= limit_bytes
+        first = await _read(receive, limit_bytes) if fits else None
         if first is None:
             await _refusal(scope, _too_large(limit_bytes))(scope, receive, send)
             return
@@ -131,6 +133,12 @@ class TurnsFirst:
         if scope["type"] == "http" and scope["method"] == "POST":
             turn = self._turns.get(scope["path"])
         await (turn or self._others)(scope, receive, send)
+
+
+def _announced_bytes(scope: Scope) -> int:
+    """Return the size that a body has by its headers; 0 if they do not tell."""
+    told = dict(scope["headers"]).get(b"content-length", b"")
+    return int(told) if told.isdigit() else 0
 
 
 async def _read(receive: Receive, limit_bytes: int) -> Message | None:

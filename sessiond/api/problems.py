@@ -38,6 +38,7 @@ STATUS: Final[Mapping[str, HTTPStatus]] = {
     "response_lost": HTTPStatus.NOT_FOUND,
     "snapshot_not_found": HTTPStatus.NOT_FOUND,
     "conflict": HTTPStatus.CONFLICT,
+    "idempotency_key_reused": HTTPStatus.CONFLICT,
     "session_exists": HTTPStatus.CONFLICT,
     "turn_in_flight": HTTPStatus.CONFLICT,
     "operation_in_progress": HTTPStatus.CONFLICT,

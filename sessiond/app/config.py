@@ -224,6 +224,12 @@ class Settings(BaseSettings):
         le=1000,
         description="Readable snapshots that a session keeps; older ones are removed.",
     )
+    operations_age_days: int = Field(
+        default=round(_DEFAULTS.operations_age_s / _DAY_S),
+        ge=1,
+        le=3650,
+        description="Days for which an operation that has ended, or an idempotency key, is known.",
+    )
     quota_tenant_bytes: int = Field(
         default=_DEFAULTS.quota_tenant_bytes,
         ge=0,
@@ -386,6 +392,7 @@ class Settings(BaseSettings):
             quota_tenant_bytes=self.quota_tenant_bytes,
             quota_total_bytes=self.quota_total_bytes,
             free_space_floor_bytes=self.free_space_floor_bytes,
+            operations_age_s=self.operations_age_days * _DAY_S,
             retention_interval_s=self.retention_interval_s,
             scrub_period_s=self.scrub_period_days * _DAY_S,
             scrub_bytes_per_s=self.scrub_bytes_per_s,

@@ -191,6 +191,14 @@ class ConflictError(SessiondError):
     retryable = True
 
 
+class KeyReusedError(ConflictError):
+    """The idempotency key was used for another request."""
+
+    code = "idempotency_key_reused"
+    hint = "Use a key of its own for each request."
+    retryable = False
+
+
 class SessionExistsError(ConflictError):
     """A session with this id exists already."""
 

@@ -14,6 +14,7 @@ Needs ``pip install 'sessiond[agents]'``.
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -29,9 +30,16 @@ from sessiond.integrations.suspends import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import AsyncIterator, Collection
 
-    from agents import Agent, RunContextWrapper, RunResult, Tool, TResponseInputItem
+    from agents import (
+        Agent,
+        RunContextWrapper,
+        RunResult,
+        RunResultStreaming,
+        Tool,
+        TResponseInputItem,
+    )
 
     from sessiond.client import AsyncClient
     from sessiond.integrations.suspends import OnSuspend, SuspendOutcome
@@ -112,15 +120,47 @@ class SessionRunner:
 
         :param options: of ``Runner.run``, such as ``context``, ``hooks`` and ``session``
         """
+        await self._begin(given, session_id)
+        config = self.config(session_id, run_config)
+        result = await Runner.run(agent, given, run_config=config, **options)
+        await self._end(result, session_id)
+        return result
+
+    @asynccontextmanager
+    async def run_streamed(
+        self,
+        agent: Agent[Any],
+        given: str | list[TResponseInputItem] | RunState[Any, Any],
+        session_id: str,
+        *,
+        run_config: RunConfig | None = None,
+        **options: Any,
+    ) -> AsyncIterator[RunResultStreaming]:
+        """Run an agent as ``Runner.run_streamed`` does, as long as the context lasts.
+
+        ::
+
+            async with runner.run_streamed(agent, "...", "agent-7") as result:
+                async for event in result.stream_events(): ...
+
+        At its end the session is suspended where the run has been interrupted, as by :meth:`run`.
+
+        :param options: of ``Runner.run_streamed``
+        """
+        await self._begin(given, session_id)
+        config = self.config(session_id, run_config)
+        result = Runner.run_streamed(agent, given, run_config=config, **options)
+        yield result
+        await self._end(result, session_id)
+
+    async def _begin(self, given: object, session_id: str) -> None:
         if isinstance(given, RunState):
             await resume_ahead(self._client, session_id, self._resume_wait_s)
-        result = await Runner.run(
-            agent, given, run_config=self.config(session_id, run_config), **options
-        )
+
+    async def _end(self, result: RunResult | RunResultStreaming, session_id: str) -> None:
         if result.interruptions:
             outcome = await suspend_meanwhile(self._client, session_id, self._suspend_wait_s)
             tell(self._on_suspend, session_id, outcome)
-        return result
 
 
 class SessionHooks(RunHooks[Any]):

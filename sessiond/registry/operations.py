@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import ColumnElement, Update, and_, insert, select, update
+from sqlalchemy import ColumnElement, Update, and_, delete, insert, select, update
 
 from sessiond.domain.errors import OperationInProgressError, OperationNotFoundError
 from sessiond.domain.session import OperationKind, OperationStatus
@@ -125,6 +125,12 @@ def end_earlier(db: Database, tenant: TenantId, session_id: SessionId, now_unix_
     db.execute(_fail(and_(_of_session(tenant, session_id), _expired(now_unix_s)), now_unix_s))
     if running(db, tenant, session_id, now_unix_s):
         raise OperationInProgressError
+
+
+def remove(db: Database, before_unix_s: float) -> int:
+    """Remove operations that had ended before then; return how many."""
+    ended = delete(OperationRow).where(OperationRow.finished_unix_s < before_unix_s)
+    return len(db.scalars(ended.returning(OperationRow.operation_id)).all())
 
 
 def expire(db: Database, now_unix_s: float) -> list[Operation]:

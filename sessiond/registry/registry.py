@@ -437,17 +437,20 @@ class Registry:
         with self._reading() as db:
             return trail.newest_event(db, tenant)
 
-    def remember(
+    def remember(  # noqa: PLR0913, PLR0917 - one for each column, and an age
         self,
         tenant: TenantId,
         key: str,
         request_digest: bytes,
         operation_id: OperationId,
         now_unix_s: float,
+        lost_before_unix_s: float = 0.0,
     ) -> str | None:
         """Bind an idempotency key to an operation; return the earlier one's id if it is bound.
 
-        :raises ConflictError: the key was used for another request.
+        :param lost_before_unix_s: what a key was bound to before then, and is not there, will not
+            come: its daemon died before it began
+        :raises KeyReusedError: the key was used for another request.
         :raises InvalidInputError: the key is not 1 to 255 printable characters.
         """
         with self._writing() as db:
@@ -460,7 +463,14 @@ class Registry:
                     operation_id=operation_id,
                     created_unix_s=now_unix_s,
                 ),
+                lost_before_unix_s,
             )
+
+    def remove_operations(self, before_unix_s: float) -> int:
+        """Remove operations that had ended before then, and older keys; return how many ended."""
+        with self._writing() as db:
+            trail.remove_keys(db, before_unix_s)
+            return operations.remove(db, before_unix_s)
 
     def forget(self, tenant: TenantId, key: str) -> None:
         """Free an idempotency key, for a request that was refused before its operation began."""

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import bindparam, delete, insert, select, tuple_
+from sqlalchemy import and_, bindparam, delete, insert, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
 
-from sessiond.domain.errors import ConflictError, EventsResetError, InvalidInputError
+from sessiond.domain.errors import EventsResetError, InvalidInputError, KeyReusedError
 from sessiond.registry.dialects import commit_in_turn
-from sessiond.registry.models import KEY_LENGTH, EventRow, IdempotencyKeyRow, SessionRow
+from sessiond.registry.models import (
+    KEY_LENGTH,
+    EventRow,
+    IdempotencyKeyRow,
+    OperationRow,
+    SessionRow,
+)
 from sessiond.registry.rows import event_values, to_event
 from sessiond.registry.sessions import not_found
 
@@ -45,6 +51,7 @@ _NEWEST: Final = (
 _SAME: Final = select(_NEWEST.c.kind).where(
     _NEWEST.c.kind == bindparam("kind"), _NEWEST.c.at_unix_s == bindparam("at_unix_s")
 )
+_BOUND_TO: Final = IdempotencyKeyRow.operation_id
 _ADD: Final = insert(EventRow.__table__)  # type: ignore[arg-type]
 
 
@@ -117,10 +124,14 @@ def newest_event(db: Database, tenant: TenantId) -> Event | None:
     return find_event(db, tenant, found.event_id) if found and found.tenant == tenant else None
 
 
-def remember(db: Database, wanted: IdempotencyKeyRow) -> str | None:
+def remember(
+    db: Database, wanted: IdempotencyKeyRow, lost_before_unix_s: float = 0.0
+) -> str | None:
     """Bind the key to the operation; return the earlier operation if the key is bound already.
 
-    :raises ConflictError: the key was used for another request.
+    :param lost_before_unix_s: what a key was bound to before then, and is not there, will not come:
+        its daemon died before it began
+    :raises KeyReusedError: the key was used for another request.
     :raises InvalidInputError: the key is not 1 to 255 printable characters.
     """
     if not (0 < len(wanted.key) <= KEY_LENGTH and wanted.key.isprintable()):
@@ -129,7 +140,7 @@ def remember(db: Database, wanted: IdempotencyKeyRow) -> str | None:
         with db.begin_nested():
             db.add(wanted)
     except IntegrityError:
-        return _earlier(db, wanted)
+        return _earlier(db, wanted, lost_before_unix_s)
     return None
 
 
@@ -142,8 +153,31 @@ def forget(db: Database, tenant: TenantId, key: str) -> None:
     )
 
 
-def _earlier(db: Database, wanted: IdempotencyKeyRow) -> str:
+def remove_keys(db: Database, before_unix_s: float) -> None:
+    """Free all keys that were bound before then."""
+    db.execute(delete(IdempotencyKeyRow).where(IdempotencyKeyRow.created_unix_s < before_unix_s))
+
+
+def _earlier(db: Database, wanted: IdempotencyKeyRow, lost_before_unix_s: float) -> str | None:
     row = db.get_one(IdempotencyKeyRow, (wanted.tenant, wanted.key))
     if row.request_digest != wanted.request_digest:
-        raise ConflictError("The idempotency key was used for another request.")
+        raise KeyReusedError
+    if row.created_unix_s >= lost_before_unix_s or _is_made(db, row):
+        return row.operation_id
+    lost = and_(
+        IdempotencyKeyRow.tenant == row.tenant,
+        IdempotencyKeyRow.key == row.key,
+        IdempotencyKeyRow.operation_id == row.operation_id,
+    )
+    bound = {"operation_id": wanted.operation_id, "created_unix_s": wanted.created_unix_s}
+    taken = db.scalar(update(IdempotencyKeyRow).where(lost).values(bound).returning(_BOUND_TO))
+    if taken is not None:
+        return None
+    db.expire(row)  # somebody else was faster
     return row.operation_id
+
+
+def _is_made(db: Database, row: IdempotencyKeyRow) -> bool:
+    """Whether what a key stands for is there: an operation, or a session that was created."""
+    made = db.get(OperationRow, row.operation_id)
+    return made is not None or db.get(SessionRow, (row.tenant, row.operation_id)) is not None

@@ -47,6 +47,7 @@ class Limits:
     free_space_floor_bytes: int | None = None  #: ``None``: 2 % of the disk, at most 1 GiB
     #: No writer that knew a deleted session lives on for so long.
     tombstone_age_s: float = 86_400.0
+    operations_age_s: float = 30 * 86_400.0  #: since their end, and of idempotency keys
     retention_interval_s: float = 60.0
     full_collect_s: float = 3_600.0  #: between two looks at every segment of the store
     scrub_period_s: int = 7 * 86_400  #: in which everything is read once; 0: no scrub

@@ -1,7 +1,8 @@
 """Idempotency keys: a repeated call gets what the first one made.
 
 A key stands for one attempt, however that ended: who lost the answer can ask how it was, and
-nothing is done twice. Only a call that was refused before anything began leaves its key free.
+nothing is done twice. Only a call that was refused before anything began leaves its key free, and
+so does, after a lease, a daemon that died before it began. Old keys go with old operations.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Once:
     async def begin(self, made_id: OperationId) -> str | None:
         """Bind the key to what is about to be made; return the id of what it stands for already.
 
-        :raises ConflictError: the key was used for another request.
+        :raises KeyReusedError: the key was used for another request.
         :raises InvalidInputError: the key is not 1 to 255 printable characters.
         """
         return await self.context.blocking(
@@ -49,6 +50,8 @@ class Once:
             hashlib.sha256(canonical_json(self.request)).digest(),
             made_id,
             self.context.now(),
+            # Who has not begun by then never will.
+            self.context.now() - self.context.limits.lease_s,
         )
 
     async def rebind(self, made_id: OperationId) -> None:

@@ -114,6 +114,7 @@ class Retention:
         if due:
             removals.collected(store.collect())
             tombstones_removed = store.remove_tombstones(now - limits.tombstone_age_s)
+            self._context.registry.remove_operations(now - limits.operations_age_s)
             self._full_collect_unix_s = now
             usage = store.upkeep.usage()
         self._show(usage, coming)

@@ -7,14 +7,27 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from agents import Agent, ModelSettings, RunConfig, RunContextWrapper, Runner, function_tool
+from agents import (
+    Agent,
+    Model,
+    ModelResponse,
+    ModelSettings,
+    RunConfig,
+    RunContextWrapper,
+    Runner,
+    Usage,
+    function_tool,
+)
+from openai.types.responses import Response, ResponseCompletedEvent, ResponseFunctionToolCall
 
 from sessiond.client import AsyncClient, Client, Operation
 from sessiond.integrations.openai_agents import SessionHooks, SessionRunner
 from tests.integration.frameworks.conftest import ours
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from agents.items import TResponseStreamEvent
 
     from sessiond.integrations.suspends import SuspendOutcome
     from sessiond.testing.served import ServedWorld
@@ -65,6 +78,60 @@ def test_what_was_configured_stays(served: ServedWorld) -> None:
         assert made.model_settings.temperature == 0.5
         assert made.model_settings.extra_headers == {"X-Other": "1", "X-Session-Id": "new"}
         assert headers["X-Session-Id"] == "old"
+
+    inside(served, body)
+
+
+class AsksATool(Model):
+    """A model that has a tool called, and says nothing."""
+
+    async def get_response(self, *_: object, **__: object) -> ModelResponse:
+        call = ResponseFunctionToolCall(
+            arguments="{}", call_id="c-1", name="ask_person", type="function_call"
+        )
+        return ModelResponse(output=[call], usage=Usage(), response_id="r-1")
+
+    async def stream_response(
+        self, *_: object, **__: object
+    ) -> AsyncIterator[TResponseStreamEvent]:
+        response = Response(
+            id="r-1",
+            created_at=0,
+            model="smol",
+            object="response",
+            output=[*(await self.get_response()).output],
+            parallel_tool_calls=False,
+            tool_choice="auto",
+            tools=[],
+        )
+        yield ResponseCompletedEvent(
+            response=response, sequence_number=0, type="response.completed"
+        )
+
+
+@pytest.mark.usefixtures("engine")
+def test_a_streamed_run_that_waits_for_an_approval_is_put_away(
+    served: ServedWorld, client: Client
+) -> None:
+    tool = function_tool(lambda: "done", name_override="ask_person", needs_approval=True)
+    asking = Agent(name="asking", model=AsksATool(), tools=[tool])
+
+    async def streamed(runner: SessionRunner, agent: Agent[Any], given: Any) -> Any:  # noqa: ANN401
+        async with runner.run_streamed(agent, given, "streamed", run_config=QUIET) as result:
+            async for _ in result.stream_events():
+                pass
+        return result
+
+    async def body(_: AsyncClient, runner: SessionRunner) -> None:
+        await streamed(runner, clerk(), "Hello.")
+        assert client.get_session("streamed").state == "active"
+        result = await streamed(runner, asking, "Ask.")
+        assert client.get_session("streamed").state == "suspended"
+        state = result.to_state()
+        asking.model = AsksATool()
+        await streamed(runner, asking, state)
+        resumed = next(client.stream_events(session_id="streamed", kinds=["resumed"], after=0))
+        assert resumed.detail["outcome"] in {"warm", "restored"}
 
     inside(served, body)
 

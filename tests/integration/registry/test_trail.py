@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,15 +14,16 @@ from sqlalchemy.exc import StatementError
 
 from sessiond.domain.cursors import START, cursor_of
 from sessiond.domain.errors import (
-    ConflictError,
     InvalidInputError,
+    KeyReusedError,
+    OperationNotFoundError,
     RegistryUnavailableError,
     SessionNotFoundError,
 )
 from sessiond.domain.ids import DEFAULT_TENANT, OperationId, SessionId, TenantId
-from sessiond.domain.session import Event
+from sessiond.domain.session import Event, OperationStatus
 from sessiond.registry import Registry, dialects, trail
-from sessiond.testing.values import NOW_UNIX_S, a_session
+from sessiond.testing.values import NOW_UNIX_S, a_session, an_operation
 
 if TYPE_CHECKING:
     from sessiond.domain.canonical import JsonValue
@@ -261,12 +263,74 @@ def remember(registry: Registry, key: str, digest: bytes, operation: str) -> str
 def test_a_key_stands_for_its_first_operation(registry: Registry) -> None:
     assert remember(registry, "k", b"one", "op-1") is None
     assert remember(registry, "k", b"one", "op-2") == "op-1"
-    with pytest.raises(ConflictError, match="another request"):
+    with pytest.raises(KeyReusedError, match="another request"):
         remember(registry, "k", b"two", "op-3")
     assert remember(registry, "K", b"two", "op-4") is None
     other = TenantId("other")
     assert registry.remember(other, "k", b"two", OperationId("op-5"), NOW_UNIX_S) is None
     assert remember(registry, "k", b"one", "op-6") == "op-1"
+
+
+def test_a_key_whose_operation_never_began_is_anothers_after_a_while(registry: Registry) -> None:
+    session = a_session()
+    registry.create_session(session)
+    made = an_operation(session, created_unix_s=NOW_UNIX_S)
+    registry.begin_operation(made)
+
+    def later(key: str, operation: str, lost_before_unix_s: float) -> str | None:
+        given = DEFAULT_TENANT, key, b"one", OperationId(operation)
+        return registry.remember(*given, NOW_UNIX_S + 100, lost_before_unix_s)
+
+    for key, stands_for in (("lost", "op-9"), ("op", made.operation_id), ("s", session.session_id)):
+        assert (
+            registry.remember(DEFAULT_TENANT, key, b"one", OperationId(stands_for), NOW_UNIX_S)
+            is None
+        )
+        assert later(key, "op-2", NOW_UNIX_S) == stands_for
+    assert later("op", "op-2", NOW_UNIX_S + 1) == made.operation_id
+    assert later("s", "op-2", NOW_UNIX_S + 1) == session.session_id
+    assert later("lost", "op-2", NOW_UNIX_S + 1) is None
+    assert later("lost", "op-3", NOW_UNIX_S + 1) == "op-2"
+    with pytest.raises(KeyReusedError):
+        registry.remember(
+            DEFAULT_TENANT, "lost", b"two", OperationId("op-4"), NOW_UNIX_S + 500, 1e12
+        )
+
+
+def test_a_lost_key_used_by_many_at_once_becomes_one_operations(registry: Registry) -> None:
+    barrier = threading.Barrier(3)
+
+    def use(key: str, operation: str) -> str:
+        barrier.wait()
+        given = DEFAULT_TENANT, key, b"same", OperationId(operation)
+        return registry.remember(*given, NOW_UNIX_S + 100, NOW_UNIX_S + 1) or operation
+
+    with ThreadPoolExecutor(3) as threads:
+        for number in range(40):
+            assert remember(registry, f"k{number}", b"same", "lost") is None
+            names = [f"op-{number}-{rival}" for rival in "abc"]
+            (winner,) = set(threads.map(use, [f"k{number}"] * 3, names))
+            assert winner in names
+
+
+def test_old_operations_and_keys_are_removed(registry: Registry) -> None:
+    session = a_session()
+    registry.create_session(session)
+    for number, ended_unix_s in enumerate((NOW_UNIX_S, NOW_UNIX_S + 10, None)):
+        made = an_operation(session, created_unix_s=NOW_UNIX_S, lease_until_unix_s=NOW_UNIX_S + 99)
+        made = replace(made, operation_id=OperationId(f"op-{number}"))
+        registry.begin_operation(made)
+        if ended_unix_s is not None:
+            ended = OperationStatus.SUCCEEDED
+            registry.finish_operation(made.operation_id, made.owner, ended, {}, ended_unix_s)
+        remember(registry, f"k{number}", b"one", made.operation_id)
+    assert registry.remove_operations(NOW_UNIX_S + 5) == 1
+    assert remember(registry, "k0", b"other", "op-5") is None
+    with pytest.raises(OperationNotFoundError):
+        registry.get_operation(session.tenant, OperationId("op-0"))
+    for number in (1, 2):
+        assert registry.get_operation(session.tenant, OperationId(f"op-{number}")).session_id
+    assert registry.remove_operations(NOW_UNIX_S + 10_000) == 1  # what runs stays
 
 
 def test_a_forgotten_key_is_free(registry: Registry) -> None:

@@ -43,7 +43,9 @@ async def test_a_body_is_not_needed_and_a_key_makes_one_fork(api: httpx.AsyncCli
     assert first.json()["session_id"] == again.json()["session_id"]
     assert len((await api.get("/v1/sessions")).json()["sessions"]) == 2
     other = await api.post(f"{SESSION}/fork", headers=key, json={"session_id": "c"})
-    assert (other.status_code, other.json()["code"]) == (409, "conflict")
+    told = other.json()
+    assert (other.status_code, told["code"]) == (409, "idempotency_key_reused")
+    assert not told["retryable"]
 
 
 @pytest.mark.usefixtures("suspended")

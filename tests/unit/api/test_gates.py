@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import pytest
@@ -10,7 +10,7 @@ from fastapi.routing import APIRoute
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessiond.api.gates import ACTIONS, MAX_BODY_BYTES, SessionIdGate
+from sessiond.api.gates import ACTIONS, MAX_BODY_BYTES, BodyGate, SessionIdGate
 from sessiond.domain.errors import InvalidSessionIdError
 from sessiond.domain.ids import parse_session_id
 from sessiond.testing.world import AGENT
@@ -147,6 +147,27 @@ async def test_a_body_has_a_limit(
         (413, "body_too_large") if more_bytes else (200, None)
     )
     assert more_bytes == 0 or "continue" in told["hint"]
+
+
+@pytest.mark.anyio
+async def test_what_is_announced_as_too_large_is_not_waited_for() -> None:
+    sent: list[Any] = []
+
+    async def nobody_asks(*_: object) -> Any:  # noqa: ANN401 - ASGI
+        raise AssertionError("a caller that waits is told to go on by the first question")
+
+    async def send(message: Any) -> None:  # noqa: ANN401 - ASGI
+        sent.append(message)
+
+    size = str(MAX_BODY_BYTES + 1).encode()
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/sessions",
+        "headers": [(b"content-length", size), (b"expect", b"100-continue")],
+    }
+    await BodyGate(nobody_asks)(scope, nobody_asks, send)
+    assert sent[0]["status"] == 413
 
 
 @pytest.mark.anyio

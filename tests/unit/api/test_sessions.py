@@ -132,7 +132,7 @@ async def test_a_key_repeats_nothing(
     second = await api.post(f"{SESSION}/suspend", headers=headers)
     assert first.json() == second.json()
     wrong = await api.post(f"{SESSION}/resume", headers=headers)
-    assert (wrong.status_code, wrong.json()["code"]) == (409, "conflict")
+    assert (wrong.status_code, wrong.json()["code"]) == (409, "idempotency_key_reused")
     assert sum(seen.op == "suspend" for seen in engine.seen) == 1
     made = [await api.post("/v1/sessions", json={}, headers={"Idempotency-Key": "k"}) for _ in "ab"]
     assert made[0].json() == made[1].json()

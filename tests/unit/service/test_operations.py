@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -233,6 +234,43 @@ async def test_a_refused_call_does_not_use_its_key_up(world: World) -> None:
         await suspend(DEFAULT_TENANT, AGENT, "k1")
     engine.end_turn(DEFAULT_TENANT, AGENT)
     report(await world.ended(await suspend(DEFAULT_TENANT, AGENT, "k1")))
+
+
+async def test_a_key_whose_daemon_died_before_it_began_is_free_after_a_lease(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.start_engine()
+    await world.create()
+    await world.turn(AGENT, text(100))
+    suspend = world.services.lifecycle.suspend
+    with monkeypatch.context() as dying:
+        # As SIGKILL between the two: neither the operation nor the end of the key is written.
+        dying.setattr(world.registry, "begin_operation", Mock(side_effect=MemoryError))
+        dying.setattr(world.registry, "forget", Mock())
+        with pytest.raises(MemoryError):
+            await suspend(DEFAULT_TENANT, AGENT, "k1")
+    with pytest.raises(OperationInProgressError):
+        await suspend(DEFAULT_TENANT, AGENT, "k1")
+    world.pass_time(world.services.context.limits.lease_s + 1)
+    first = await world.ended(await suspend(DEFAULT_TENANT, AGENT, "k1"))
+    assert report(first)["snapshot"]["generation"] == 1
+    assert await suspend(DEFAULT_TENANT, AGENT, "k1") == first
+
+
+async def test_what_ended_long_ago_is_forgotten(world: World) -> None:
+    await world.create()
+    work, get = Work(), world.services.operations.get
+    work.go_on.set()
+    ended = await world.ended(await start(world, work))
+    age_s = world.services.context.limits.operations_age_s
+    for passed_s in (0.0, age_s - 10):
+        world.pass_time(passed_s)
+        await world.services.retention.run(full=True)
+        assert await get(DEFAULT_TENANT, ended.operation_id) == ended
+    world.pass_time(20)
+    await world.services.retention.run(full=True)
+    with pytest.raises(OperationNotFoundError):
+        await get(DEFAULT_TENANT, ended.operation_id)
 
 
 async def test_a_key_follows_the_operation_that_was_joined(world: World) -> None:
