@@ -222,7 +222,9 @@ class Settings(BaseSettings):
         default=_DEFAULTS.keep_generations,
         ge=1,
         le=1000,
-        description="Readable snapshots that a session keeps; older ones are removed.",
+        description="Readable snapshots that a session keeps; older ones are removed. With 2 and "
+        "more, a session that goes to and fro between two models finds the one that fits; each "
+        "takes as much room as it has chunks of its own.",
     )
     operations_age_days: int = Field(
         default=round(_DEFAULTS.operations_age_s / _DAY_S),

@@ -29,7 +29,7 @@ class Probe:
     plan: TurnPlan  #: of the next turn
     causes: tuple[Cause, ...]
     mismatches: tuple[Mismatch, ...]
-    generation: int  #: the newest snapshot that can be read; 0: none
+    generation: int  #: the snapshot that fits, else the newest that can be read; 0: none
     tokens_total: int
     tokens_restorable: int
     tokens_loadable: int  #: on this engine

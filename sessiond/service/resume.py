@@ -1,4 +1,4 @@
-"""What a resume of a session would find: its newest readable snapshot, and an engine."""
+"""What a resume of a session would find: an engine, and the newest snapshot that fits it."""
 
 from __future__ import annotations
 

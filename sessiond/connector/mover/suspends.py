@@ -61,6 +61,7 @@ class SuspendPlan:
         self._codec = Codec.RAW  # of the newest writer
         self._locked: dict[SegmentId, SegmentReader] = {}
         self._cause: Cause | None = None
+        self._is_overtaken = False  # whether a newer snapshot than the parent is another engine's
         parent = self._find_parent()
         self._parent_generation = parent.generation if parent else 0
         self._groups = groups_of(fingerprint, hello.chunk_tokens)
@@ -116,7 +117,7 @@ class SuspendPlan:
         """
         records = self._useful()
         causes = [self._cause] if self._cause else []
-        if records.keys() <= self._shared.keys() or is_discarded():
+        if not self._is_new(records) or is_discarded():
             return None, causes
         require_live = partial(self._store.require_live, self._hello.engine_id)
         require_live()  # else not even segments are left
@@ -146,7 +147,18 @@ class SuspendPlan:
                 continue  # a snapshot that cannot be read shares nothing
             if self._may_share(manifest):
                 return manifest
+            self._is_overtaken = True
         return None
+
+    def _is_new(self, records: dict[int, ChunkRecord]) -> bool:
+        """Whether there is something to commit.
+
+        What another engine has overtaken is, with nothing written: else the newest snapshot,
+        which retention keeps and others look for first, stayed the other engine's.
+        """
+        if records.keys() <= self._shared.keys():
+            return bool(records) and self._is_overtaken
+        return True
 
     def _may_share(self, parent: Manifest) -> bool:
         return (

@@ -99,6 +99,18 @@ def test_what_another_adapter_has_stored_since_keeps_nothing_from_being_shared(
     assert third["shared_bytes"] == first["stored_bytes"]
 
 
+def test_what_an_older_snapshot_has_all_of_is_the_newest_again(rig: MoverRig, session: str) -> None:
+    """Where another adapter's came between, that is what would be found first."""
+    first = rig.suspend(session, HEAD).snapshot
+    rig.suspend(session, HEAD, generation=2, adapter_digest="d1")
+    third = rig.suspend(session, HEAD, generation=3).snapshot
+    assert first is not None
+    assert third is not None
+    assert (third["generation"], third["chunks"], third["new_bytes"]) == (3, 3, 0)
+    assert third["shared_bytes"] == first["stored_bytes"]
+    assert rig.suspend(session, HEAD, generation=4).snapshot is None  # nothing is new
+
+
 def test_a_second_generation_writes_only_what_is_new(rig: MoverRig, session: str) -> None:
     first = rig.suspend(session, HEAD).snapshot
     second = rig.suspend(session, LONGER_HEAD, generation=2).snapshot
