@@ -130,6 +130,11 @@ class MismatchOut(Answer):
     reason: Reason = Field(examples=["weights_mismatch"])
     sentence: str
     hint: str
+    detail: str = Field(
+        description="The field, and the keys inside it that differ, with both values; of many keys "
+        "the first three.",
+        examples=["model_config_digest: config.hidden_size stored 2048, live 4096"],
+    )
     stored: Any
     live: Any
 
@@ -143,6 +148,7 @@ class MismatchOut(Answer):
             reason=cause.reason,
             sentence=EXPLANATIONS[cause.reason].sentence,
             hint=EXPLANATIONS[cause.reason].hint,
+            detail=cause.detail,
             stored=cause.stored,
             live=cause.live,
         )

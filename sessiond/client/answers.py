@@ -256,6 +256,7 @@ class Mismatch:
     hint: str
     stored: Any
     live: Any
+    detail: str = ""  #: the field, and the keys inside it that differ, with both values
 
 
 @dataclass(frozen=True)

@@ -27,12 +27,12 @@ from sessiond.connector.frontend import Frontend
 from sessiond.connector.identity import Part
 from sessiond.connector.layers import Layers, Told
 from sessiond.connector.loaded import process_start_ns, server_start_ns
-from sessiond.connector.modelconfig import config_digest, quantization_digest
+from sessiond.connector.modelconfig import config_digest, config_explained, quantization_digest
 from sessiond.connector.mover.lossy import lossy_codec
 from sessiond.connector.prompts import Prompts, template_arguments
 from sessiond.connector.versions import vllm_series, vllm_version
 from sessiond.domain.canonical import JsonValue, json_digest
-from sessiond.domain.fingerprint import CONNECTOR_FORMAT, Fingerprint
+from sessiond.domain.fingerprint import CONNECTOR_FORMAT, EXPLAINED, Fingerprint
 from sessiond.domain.loss import LOSSY_FIELD
 
 if TYPE_CHECKING:
@@ -148,6 +148,7 @@ def read_facts(
             "chat_template_digest": prompts.template_digest(frontend.chat_template),
             "chat_template_arguments": template_arguments(frontend),
             **_advisory_fields(vllm_config),
+            EXPLAINED: {"model_config_digest": config_explained(model)},
         },
         of_layers=partial(_layer_fields, vllm_config, spec.config.model.dtype),
         load_format=_load_format(vllm_config, files.model),

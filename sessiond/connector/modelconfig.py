@@ -45,19 +45,31 @@ _ROPES_WITHOUT_LENGTH = frozenset(
 _MODELS_WITH_LENGTH = ("llama4",)
 # transformers' own layers decide themselves what a length means.
 _FOREIGN_LAYERS = "Transformers"
+# It is in the manifest of each snapshot, and read with it for each turn.
+_MOST_EXPLAINED_BYTES = 16 << 10
 
 
 def config_digest(model: Any) -> str:
     """Return the digest, as hex, of vLLM's ``ModelConfig``."""
-    return json_digest(
-        {
-            "architecture": model.architecture,
-            "config": _described(model.hf_config),
-            "text": _described(model.hf_text_config),
-            "no_sliding_window": bool(model.disable_sliding_window),
-            "length": length_facts(model),
-        }
-    ).hex()
+    return json_digest(_config_facts(model)).hex()
+
+
+def config_explained(model: Any) -> dict[str, JsonValue]:
+    """Return what lies behind the digest, for people; empty where that is too long to be kept."""
+    facts = _config_facts(model)
+    if facts["text"] == facts["config"]:  # as with models of text alone
+        del facts["text"]
+    return facts if len(canonical_json(facts)) <= _MOST_EXPLAINED_BYTES else {}
+
+
+def _config_facts(model: Any) -> dict[str, JsonValue]:
+    return {
+        "architecture": model.architecture,
+        "config": _described(model.hf_config),
+        "text": _described(model.hf_text_config),
+        "no_sliding_window": bool(model.disable_sliding_window),
+        "length": length_facts(model),
+    }
 
 
 def has_foreign_layers(model: Any) -> bool:

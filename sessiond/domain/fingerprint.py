@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from typing import Final
 
 from sessiond.domain.canonical import JsonValue, canonical_json, json_digest
+from sessiond.domain.differences import differing
 from sessiond.domain.loss import LOSSY_FIELD
 from sessiond.domain.reasons import Cause, Reason
 
@@ -67,6 +69,10 @@ FIELDS: Mapping[str, _Field] = {
 }
 _UNKNOWN = _Field(_BYTES, Reason.UNKNOWN_FIELD_MISMATCH)
 
+#: The name of what lies behind fields that are digests, by their names: for people only, so it is
+#: neither compared nor part of a class's digest. Fingerprints may be without it.
+EXPLAINED: Final = "explained"
+
 
 @dataclass(frozen=True)
 class Fingerprint:
@@ -80,7 +86,7 @@ class Fingerprint:
             self._digests[field_class] = json_digest(
                 {
                     name: value
-                    for name, value in self.fields.items()
+                    for name, value in self._compared
                     if _field(name).field_class is field_class
                 }
             )
@@ -93,7 +99,17 @@ class Fingerprint:
     @cached_property
     def canonical(self) -> Mapping[str, bytes]:
         """The canonical JSON of each field, so that True and 1, or 1 and 1.0, are different."""
-        return {name: canonical_json(value) for name, value in self.fields.items()}
+        return {name: canonical_json(value) for name, value in self._compared}
+
+    @property
+    def _compared(self) -> Iterator[tuple[str, JsonValue]]:
+        return (item for item in self.fields.items() if item[0] != EXPLAINED)
+
+    def behind(self, name: str) -> JsonValue:
+        """Return what a field is the digest of, where that was kept, or the field itself."""
+        explained = self.fields.get(EXPLAINED)
+        known = explained.get(name) if isinstance(explained, Mapping) else None
+        return known or self.fields.get(name)  # what was too long is empty
 
 
 @dataclass(frozen=True)
@@ -109,7 +125,7 @@ def compare(stored: Fingerprint, live: Fingerprint) -> list[Mismatch]:
     """Return every field in which the two differ, ``bytes`` fields first, in a fixed order."""
     differing = (
         name
-        for name in {*stored.fields, *live.fields}
+        for name in {*stored.canonical, *live.canonical}
         if stored.canonical.get(name) != live.canonical.get(name)
     )
     return [_mismatch(name, stored, live) for name in sorted(differing, key=_order)]
@@ -131,6 +147,7 @@ def _order(name: str) -> tuple[int, int, str]:
 
 def _mismatch(name: str, stored: Fingerprint, live: Fingerprint) -> Mismatch:
     field = _field(name)
+    keys = differing(stored.behind(name), live.behind(name))
     one_sided = name not in stored.fields or name not in live.fields
     lacking = one_sided and not field.optional
     return Mismatch(
@@ -138,7 +155,7 @@ def _mismatch(name: str, stored: Fingerprint, live: Fingerprint) -> Mismatch:
         field_class=field.field_class,
         cause=Cause(
             reason=Reason.UNKNOWN_FIELD_MISMATCH if lacking else field.reason,
-            detail=name,
+            detail=f"{name}: {keys}" if keys else name,
             stored=stored.fields.get(name),
             live=live.fields.get(name),
         ),

@@ -182,7 +182,8 @@ EXPLANATIONS: Mapping[Reason, Explanation] = {
     Reason.KV_SCALES_MISMATCH: Explanation("The scales of the FP8 KV cache differ.", _OTHER_ENGINE),
     Reason.KV_GROUPS_MISMATCH: Explanation(
         "The KV groups (kind, layers, block or page size) differ.",
-        "Start the engine with the stored --block-size.",
+        "If block_tokens differs, start the engine with the stored --block-size. Else resume on an "
+        "engine with the stored value, or let the context be recomputed.",
     ),
     Reason.KV_LAYOUT_MISMATCH: Explanation("KV lies in memory in another layout.", _OTHER_ENGINE),
     Reason.CHUNK_SIZE_MISMATCH: Explanation(

@@ -124,6 +124,7 @@ async def test_a_probe_on_a_named_engine(
             "reason": "weights_mismatch",
             "sentence": EXPLANATIONS[Reason.WEIGHTS_MISMATCH].sentence,
             "hint": EXPLANATIONS[Reason.WEIGHTS_MISMATCH].hint,
+            "detail": "weights_digest",
             "stored": "a" * 64,
             "live": "f" * 64,
         }

@@ -18,7 +18,7 @@ import torch
 from sessiond.connector.frontend import Frontend
 from sessiond.connector.layers import LayerFacts
 from sessiond.domain.errors import ConfigurationError
-from sessiond.domain.fingerprint import FIELDS, Fingerprint, compare
+from sessiond.domain.fingerprint import EXPLAINED, FIELDS, Fingerprint, compare
 from sessiond.testing.configured import (
     LAYERS,
     TOKENIZER,
@@ -247,7 +247,39 @@ def test_what_decides_nothing_changes_nothing(model: Path, change: Change) -> No
 
 def test_an_engine_reports_every_field_and_no_other(model: Path) -> None:
     # How KV is stored with loss is a field only of engines that do.
-    assert fingerprint(model).fields.keys() == FIELDS.keys() - {"lossy"}
+    assert fingerprint(model).fields.keys() - {EXPLAINED} == FIELDS.keys() - {"lossy"}
+
+
+@pytest.mark.parametrize(
+    ("change", "keys"),
+    [
+        (
+            Change("", "", edit=edited("config.json", rope_theta=5e5)),
+            "model_config_digest: config.rope_parameters.rope_theta stored 10000.0, live 500000.0",
+        ),
+        (
+            Change("", "", config=attribute("model_config.disable_sliding_window", value=True)),
+            "model_config_digest: no_sliding_window stored false, live true",
+        ),
+    ],
+)
+def test_what_a_configuration_differs_in_is_told_with_both_values(
+    model: Path, change: Change, keys: str
+) -> None:
+    before = fingerprint(model)
+    if change.edit is not None:
+        change.edit(model)
+    (mismatch,) = compare(before, fingerprint(model, change))
+    assert mismatch.cause.detail == keys
+
+
+def test_a_configuration_that_is_too_long_is_known_by_its_digest_alone(model: Path) -> None:
+    edited("config.json", long="a" * (16 << 10))(model)
+    long = fingerprint(model)
+    assert long.fields[EXPLAINED] == {"model_config_digest": {}}
+    edited("config.json", long="b" * (16 << 10))(model)
+    (mismatch,) = compare(long, fingerprint(model))
+    assert mismatch.cause.detail == "model_config_digest"
 
 
 def test_an_engine_as_vllm_has_it_tells_of_no_knob(model: Path) -> None:

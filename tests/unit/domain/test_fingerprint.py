@@ -68,6 +68,39 @@ def test_a_field_of_another_version_forbids_loading() -> None:
     assert mismatch.field_class is FieldClass.BYTES
 
 
+def explained(digest: str, theta: float | None) -> Fingerprint:
+    known = {} if theta is None else {"explained": {"model_config_digest": {"rope_theta": theta}}}
+    return Fingerprint({**FULL, "model_config_digest": digest, **known})
+
+
+def test_what_lies_behind_a_digest_names_the_keys_with_both_values() -> None:
+    (mismatch,) = compare(explained("aa", 1e4), explained("bb", 5e5))
+    assert (mismatch.cause.stored, mismatch.cause.live) == ("aa", "bb")
+    assert mismatch.cause.in_words == (
+        "The model's configuration (rope, windows, heads, layers) differs "
+        "(model_config_digest: rope_theta stored 10000.0, live 500000.0)."
+    )
+
+
+@pytest.mark.parametrize("theta", [None, 5e5])
+def test_it_is_no_part_of_what_is_compared(theta: float | None) -> None:
+    one, other = explained("aa", 1e4), explained("aa", theta)
+    assert compare(one, other) == []
+    assert [one.digest(each) for each in FieldClass] == [other.digest(each) for each in FieldClass]
+
+
+@pytest.mark.parametrize("behind", [{}, {"model_config_digest": {}}, None, 1])
+def test_where_it_tells_nothing_the_digests_are_told(behind: Any) -> None:  # noqa: ANN401 - any JSON value
+    told = changed("model_config_digest", "aa")
+    other = Fingerprint({**told.fields, "explained": behind})
+    for stored in (
+        explained("bb", 1e4),
+        Fingerprint({**explained("bb", None).fields, "explained": behind}),
+    ):
+        (mismatch,) = compare(stored, other)
+        assert mismatch.cause.detail == "model_config_digest"
+
+
 def test_none_is_not_the_same_as_nothing() -> None:
     (mismatch,) = compare(changed("quantization", None), lacking("quantization"))
     assert mismatch.field == "quantization"
