@@ -83,8 +83,10 @@ def print_causes(screen: Console, causes: Sequence[dict[str, Any]]) -> None:
     for cause in causes:
         detail = f" ({cause['detail']})" if cause.get("detail") else ""
         screen.print(text(f"{cause['reason']}: {cause['sentence']}{detail}", "yellow"))
-        if "stored" in cause or "live" in cause:
-            screen.print(text(f"  stored: {cause.get('stored')}  live: {cause.get('live')}"))
+        values = [cause.get("stored"), cause.get("live")]
+        # Of two objects the detail names the keys that differ; --json has all of them.
+        if values != [None, None] and not all(isinstance(one, dict | list) for one in values):
+            screen.print(text("  stored: {}  live: {}".format(*values)))
         if cause.get("hint"):
             screen.print(text(f"  hint: {cause['hint']}"))
 

@@ -18,7 +18,7 @@ from sessiond_cli.options import (
 from sessiond_cli.output import Output, facts, print_causes, table
 from sessiond_cli.probing import probed, where
 
-_CELL_CHARS: Final = 20
+_CELL_CHARS: Final = 64  # a digest
 _TITLES: Final = ("FIELD", "CLASS", "STORED", "LIVE", "MEANING")
 
 
@@ -56,16 +56,19 @@ def _print(screen: Console, session_id: str, found: Answer) -> None:
 
 
 def _row(mismatch: dict[str, Any]) -> list[str]:
+    _, _, keys = mismatch.get("detail", "").partition(": ")  # daemons of earlier versions lack it
     return [
         mismatch["field"],
         mismatch["field_class"],
         _short(mismatch["stored"]),
         _short(mismatch["live"]),
-        mismatch["sentence"],
+        f"{mismatch['sentence']} {keys}".rstrip(),
     ]
 
 
 def _short(value: object) -> str:
-    """Return a value that fits a cell; --json has all of it."""
+    """Return a value that fits a cell; of an object its keys say more, and --json has all of it."""
+    if isinstance(value, dict | list):
+        return "…"
     shown = "-" if value is None else str(value)
     return shown if len(shown) <= _CELL_CHARS else f"{shown[: _CELL_CHARS - 1]}…"
