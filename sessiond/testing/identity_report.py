@@ -13,16 +13,22 @@ REPORT_VARIABLE = "SESSIOND_IDENTITY_REPORT"
 _SECTIONS = ("fields", "architectures", "versions")
 
 Report = dict[str, dict[str, Any]]
+_NOT_PROVED: Mapping[str, Any] = {
+    "outcome": "not proved",
+    "reason": "",
+    "output_matches_fresh_engine": False,
+}
 
 
 class IdentityReport:
-    """Adds findings to the report's file, one at a time, so that a failed run reports as well.
+    """Adds findings to the report's file, one at a time, so that a run that ends early reports too.
 
     :param path: the file; ``None`` writes nothing
     """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
+        self._told: list[tuple[str, str]] = []
 
     @classmethod
     def from_environment(cls) -> IdentityReport:
@@ -52,23 +58,40 @@ class IdentityReport:
     def merge(self, reports: Mapping[str, Path]) -> None:
         """Take over what was found with each version of vLLM, by the report of each.
 
-        Where they tell different things of a field, each is told with its version; a kind of KV
-        group is golden if it is so with all.
+        Where they tell different things of a field, each is told with its version, and one that
+        some did not prove is proved by none. A kind of KV group is golden if it is so with all;
+        one that only some found golden, and the others did not look at, is left out.
         """
         found = {version: _read(path) for version, path in reports.items()}
         fields = _by_name(found, "fields")
         kinds = _by_name(found, "architectures")
         for name, told in fields.items():
-            agree = all(one["output_matches_fresh_engine"] for one in told.values())
-            outcome, reason = (_in_one(told, part) for part in ("outcome", "reason"))
+            every = {version: told.get(version, _NOT_PROVED) for version in found}
+            agree = all(one["output_matches_fresh_engine"] for one in every.values())
+            outcome, reason = (_in_one(every, part) for part in ("outcome", "reason"))
             self.field(name, outcome=outcome, reason=reason, output_matches_fresh_engine=agree)
         for kind, results in kinds.items():
-            golden = set(results.values()) == {"golden"}
-            self.architecture(kind, "golden" if golden else "refused")
+            if "refused" in results.values():
+                self.architecture(kind, "refused")
+            elif len(results) == len(found):
+                self.architecture(kind, "golden")
+
+    def withdraw(self) -> None:
+        """Take back what this one has told: not all that it was to prove has held."""
+        self._update(self._without_told)
+        self._told.clear()
+
+    def _without_told(self, report: Report) -> None:
+        for section, name in self._told:
+            report[section].pop(name, None)
 
     def _add(self, section: str, name: str, found: object) -> None:
+        self._told.append((section, name))
+        self._update(lambda report: report[section].update({name: found}))
+
+    def _update(self, change: Callable[[Report], object]) -> None:
         if self._path is not None:
-            _update(self._path, lambda report: report[section].update({name: found}))
+            _update(self._path, change)
 
 
 def _by_name(found: Mapping[str, Report], section: str) -> dict[str, dict[str, Any]]:
@@ -94,7 +117,7 @@ def _read(path: Path) -> Report:
     return {section: known.get(section, {}) for section in _SECTIONS}
 
 
-def _update(path: Path, change: Callable[[Report], None]) -> None:
+def _update(path: Path, change: Callable[[Report], object]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     report = _read(path)
     change(report)

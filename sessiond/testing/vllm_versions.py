@@ -31,7 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for environment in parser.parse_args(arguments).environments
     ]
     own_reports: dict[str, Path] = {}
-    report = IdentityReport(_FOLDER / "report.json")
+    path = _FOLDER / "report.json"
+    path.unlink(missing_ok=True)  # what an earlier run found is not what these find
+    report = IdentityReport(path)
     passed = True
     for python in pythons:
         version = version_in(python)

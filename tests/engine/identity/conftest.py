@@ -5,6 +5,7 @@ They take their time, so `make identity` runs them and `make test` does not.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,13 @@ def pytest_sessionfinish(exitstatus: int) -> None:
     IdentityReport.from_environment().version(vllm_version(), passed=passed)
 
 
-@pytest.fixture(scope="session")
-def report() -> IdentityReport:
-    """What was found; written to the file that SESSIOND_IDENTITY_REPORT names."""
-    return IdentityReport.from_environment()
+@pytest.fixture
+def report(request: pytest.FixtureRequest) -> Iterator[IdentityReport]:
+    """What the test finds, for the file that SESSIOND_IDENTITY_REPORT names.
+
+    Nothing of a test that fails stays there: a report says no more than was proved.
+    """
+    found, failed_before = IdentityReport.from_environment(), request.session.testsfailed
+    yield found
+    if request.session.testsfailed > failed_before:
+        found.withdraw()

@@ -161,7 +161,7 @@ def test_moved_and_reordered_adapters_restore_exactly_their_own(
     assert turn.cached_tokens >= 3 * CHUNK_TOKENS
     assert turn.token_ids == past.uninterrupted.token_ids
     report.field(
-        "adapter_path",
+        f"adapter_path ({name})",
         outcome=resumed["outcome"],
         reason=resumed["reason"],
         output_matches_fresh_engine=True,

@@ -54,7 +54,7 @@ def test_the_report_has_what_all_versions_found_together(
                 "seed": finding("restored"),
                 "dtype": finding("recomputed", "dtype_mismatch", matches=False),
             },
-            "architectures": {"full": "golden", "linear": "golden"},
+            "architectures": {"full": "golden", "linear": "golden", "gone": "golden"},
         },
         "0.32.0": {
             "fields": {
@@ -63,7 +63,7 @@ def test_the_report_has_what_all_versions_found_together(
                 "dtype": finding("recomputed", "dtype_mismatch"),
                 "new": finding("restored"),
             },
-            "architectures": {"full": "golden", "linear": "refused"},
+            "architectures": {"full": "golden", "linear": "refused", "new": "refused"},
         },
     }
     environments = [
@@ -74,7 +74,7 @@ def test_the_report_has_what_all_versions_found_together(
     main(environments)
 
     report = json.loads((tmp_path / ".identity" / "report.json").read_text())
-    assert report["architectures"] == {"full": "golden", "linear": "refused"}
+    assert report["architectures"] == {"full": "golden", "linear": "refused", "new": "refused"}
     assert report["fields"] == {
         "rope": finding("recomputed", "rope_mismatch"),
         "seed": finding(
@@ -82,9 +82,21 @@ def test_the_report_has_what_all_versions_found_together(
             "none with 0.31.0; hash_mismatch with 0.32.0",
         ),
         "dtype": finding("recomputed", "dtype_mismatch", matches=False),
-        "new": finding("restored"),
+        "new": finding("not proved with 0.31.0; restored with 0.32.0", matches=False),
     }
     assert report["versions"] == {"0.31.0": True, "0.32.0": True}
+
+
+def test_what_an_earlier_run_found_is_not_told_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    main([make_environment(tmp_path / "a", "0.31.0", 0, {"fields": {"old": finding("restored")}})])
+    main([make_environment(tmp_path / "b", "0.32.0", 0, {"fields": {"dtype": finding("warm")}})])
+
+    report = json.loads((tmp_path / ".identity" / "report.json").read_text())
+    assert report["fields"] == {"dtype": finding("warm")}
+    assert report["versions"] == {"0.32.0": True}
 
 
 def test_it_ends_well_if_all_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
