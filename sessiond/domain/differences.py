@@ -8,8 +8,9 @@ from typing import Final, TypeAlias
 
 from sessiond.domain.canonical import JsonValue, canonical_json
 
-#: So many are told; of the rest, how many there are.
+#: So many are told, in so many characters, that a ticket has room for them; of the rest, how many.
 _MOST: Final = 3
+_MOST_CHARS_OF_ALL: Final = 200
 _MOST_CHARS: Final = 40
 _MOST_PATH_CHARS: Final = 60
 #: What lies deeper is one value.
@@ -53,6 +54,8 @@ def differing(stored: JsonValue, live: JsonValue) -> str:
             found.setdefault(one.same, one)
     ordered = sorted(found.values(), key=lambda one: one.order)
     told = [one.in_words for one in ordered[:_MOST]]
+    while len("; ".join(told)) > _MOST_CHARS_OF_ALL:
+        told.pop()
     more = len(ordered) - len(told)
     return "; ".join([*told, f"and {more} more"] if more else told)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from sessiond.domain.fingerprint import FIELDS, FieldClass, Fingerprint, causes, compare
 from sessiond.domain.reasons import Reason
+from sessiond.domain.tickets import causes_text
 
 FULL: dict[str, Any] = {name: f"value of {name}" for name in FIELDS}
 NAMES = [*FIELDS, "invented_later", "a", "z"]
@@ -80,6 +82,17 @@ def test_what_lies_behind_a_digest_names_the_keys_with_both_values() -> None:
         "The model's configuration (rope, windows, heads, layers) differs "
         "(model_config_digest: rope_theta stored 10000.0, live 500000.0)."
     )
+
+
+def test_a_ticket_has_room_for_the_keys() -> None:
+    one, other = (
+        Fingerprint({"chat_template_arguments": {str(key) * 60: value * 60 for key in range(20)}})
+        for value in "ab"
+    )
+    (mismatch,) = compare(one, other)
+    (told,) = json.loads(causes_text([mismatch.cause]))
+    assert told["detail"] == mismatch.cause.detail
+    assert told["detail"].endswith("; and 19 more")
 
 
 @pytest.mark.parametrize("theta", [None, 5e5])
