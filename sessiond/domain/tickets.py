@@ -105,7 +105,11 @@ def causes_text(causes: Iterable[Cause]) -> str:
         shorter = replace(cause, stored=None, live=None)
         forms = (_told(one) for one in (cause, shorter, Cause(cause.reason)))
         short = (one for one in forms if len(canonical_json(one)) <= _MAX_CAUSE_BYTES)
-        kept += [one for one in short if len(canonical_json([*kept, one])) <= MAX_CAUSES_BYTES][:1]
+        fitting = (one for one in short if len(canonical_json([*kept, one])) <= MAX_CAUSES_BYTES)
+        told = next(fitting, None)
+        if told is None:
+            break  # the first ones count most: a later one must not stand in its place
+        kept.append(told)
     return canonical_json(kept).decode() if kept else ""
 
 

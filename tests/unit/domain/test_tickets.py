@@ -224,6 +224,15 @@ def test_causes_that_are_too_long_go_without_what_is_too_long() -> None:
     )
 
 
+def test_no_cause_is_told_instead_of_one_before_it() -> None:
+    long = Cause(Reason.TEMPLATE_ARGUMENTS_MISMATCH, "d" * 220)
+    more = (*(long for _ in range(4)), *(Cause(Reason.TEMPLATE_ARGUMENTS_MISMATCH),) * 2, CAUSE)
+    text = causes_text((*more, Cause(Reason.TIER_OFF)))
+    told = replace(TICKET, causes=text).known_causes
+    assert [one.reason for one in told] == [one.reason for one in more][: len(told)]
+    assert len(told) < len(more)
+
+
 @given(
     st.lists(
         st.builds(
