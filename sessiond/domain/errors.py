@@ -18,6 +18,7 @@
     │   ├── ResponseLostError
     │   └── SnapshotNotFoundError
     ├── ConflictError              a moment later, or after another call, it may work
+    │   ├── KeyReusedError
     │   ├── SessionExistsError
     │   ├── TurnInFlightError
     │   ├── OperationInProgressError
