@@ -166,6 +166,7 @@ TTL_BY_DEFAULT: Final = SessionRow.ttl_s.is_(None)
 OWN_TTL: Final = SessionRow.ttl_s.is_not(None)
 AWAY: Final = SessionRow.away_unix_s.is_not(None)
 RUNNING: Final = OperationRow.finished_unix_s.is_(None)
+ENDED: Final = OperationRow.finished_unix_s.is_not(None)
 
 _BY_ID = (SessionRow.tenant, SessionRow.session_id)
 Index("ix_sessions_live", *_BY_ID, **only_where(LIVE))
@@ -193,5 +194,7 @@ Index(
     **only_where(RUNNING),
 )
 Index("ix_operations_lease", OperationRow.lease_until_unix_s, **only_where(RUNNING))
+Index("ix_operations_ended", OperationRow.finished_unix_s, **only_where(ENDED))
+Index("ix_idempotency_keys_created", IdempotencyKeyRow.created_unix_s)
 Index("ix_events_session", EventRow.tenant, EventRow.session_id, EventRow.event_id)
 Index("ix_events_tenant", EventRow.tenant, EventRow.event_id)

@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, Update, and_, delete, insert, select, upda
 
 from sessiond.domain.errors import OperationInProgressError, OperationNotFoundError
 from sessiond.domain.session import OperationKind, OperationStatus
-from sessiond.registry.models import RUNNING, OperationRow
+from sessiond.registry.models import ENDED, RUNNING, OperationRow
 from sessiond.registry.rows import operation_values, to_operation
 from sessiond.registry.sessions import is_of, lock_row, not_found
 
@@ -129,7 +129,7 @@ def end_earlier(db: Database, tenant: TenantId, session_id: SessionId, now_unix_
 
 def remove(db: Database, before_unix_s: float) -> int:
     """Remove operations that had ended before then; return how many."""
-    ended = delete(OperationRow).where(OperationRow.finished_unix_s < before_unix_s)
+    ended = delete(OperationRow).where(ENDED, OperationRow.finished_unix_s < before_unix_s)
     return len(db.scalars(ended.returning(OperationRow.operation_id)).all())
 
 

@@ -128,8 +128,10 @@ CALLS: dict[str, Callable[[Registry], object]] = {
     "remember": lambda r: (
         r.remember(S, "new", b"", OperationId("op"), NOW_UNIX_S),
         r.remember(S, "new", b"", OperationId("op"), NOW_UNIX_S),
+        r.remember(S, "new", b"", OperationId("op"), NOW_UNIX_S, LATE_UNIX_S),
     ),
     "forget key": lambda r: r.forget(S, "s79"),
+    "remove operations": lambda r: r.remove_operations(1.25),
     "set switch": lambda r: r.set_switch("s79", {}, NOW_UNIX_S),
     "set new switch": lambda r: r.set_switch("new", {}, NOW_UNIX_S),
     "revise switch": lambda r: r.revise_switch("s79", lambda value: {**(value or {})}, NOW_UNIX_S),
